@@ -19,6 +19,7 @@ from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Input, Program
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.cost import number
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.strip_warps import across_of
@@ -63,9 +64,9 @@ def orient(program: Program, graph: BlockGraph, size: Size) -> Sides:
     """The sides of matrices on which the axes of a block graph lie. Raises Refused where no way fits all contractions.
 
     A contraction of what another one made sums along its columns, whose rows are then those of the result. Otherwise the
-    smaller side lies along the columns.
+    smaller side lies along the columns, and what is quantised along the rows.
     """
-    axes, made = graph.axes_of(program), made_of_products(graph)
+    axes, made, quantised = graph.axes_of(program), made_of_products(graph), packed.operands(program, graph)
     rows: set[str] = set()
     cols: set[str] = set()
 
@@ -91,9 +92,10 @@ def orient(program: Program, graph: BlockGraph, size: Size) -> Sides:
                 cols |= two
                 break
         else:
-            small, large = sorted((x, y), key=lambda own: _count(own, size))
-            rows |= large
-            cols |= small
+            sides = [(i in quantised, _count(own, size), n, own) for n, (i, own) in enumerate(zip(o.inputs, (x, y)))]
+            small, large = sorted(sides)
+            rows |= large[-1]
+            cols |= small[-1]
     if both := rows & cols:
         raise Refused(f"axis {min(both)} would lie along rows and columns")
     return Sides(frozenset(rows), frozenset(cols))
@@ -131,6 +133,7 @@ class Roles:
     chained: bool
     axes: Mapping[str, frozenset[str]]
     made: frozenset[str]
+    packed: Mapping[str, packed.Quantised]  #: operands that are read as they are stored
 
 
 def roles(program: Program, graph: BlockGraph) -> Roles:
@@ -154,7 +157,19 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
 
     made = made_of_products(graph)
     chained = any(i in made for o in products(graph) for i in o.inputs)
-    return Roles(orient(program, graph, size), batch, chained, axes, made)
+    return Roles(orient(program, graph, size), batch, chained, axes, made, _packed(program, graph, axes))
+
+
+def _packed(
+    program: Program, graph: BlockGraph, axes: Mapping[str, frozenset[str]]
+) -> Mapping[str, packed.Quantised]:
+    """The quantised operands. Raises Refused for packed numbers that are read otherwise."""
+    found = packed.operands(program, graph)
+    numbers = {q.numbers for q in found.values()}
+    for i in program.inputs:
+        if program.sources[i.source].dtype.per_byte > 1 and i.name not in numbers | {b for q in found.values() for b in q.beside}:
+            raise Refused(f"{i.name} is packed and no operand of a product in the loop")
+    return found
 
 
 def _check_aligned(program: Program, graph: BlockGraph) -> None:
@@ -168,7 +183,7 @@ def _check_aligned(program: Program, graph: BlockGraph) -> None:
         if o.op != "load" or o.name not in operands:
             continue
         source = next(i for i in program.inputs if i.name == o.source_value)
-        vector = CHUNK // program.sources[source.source].dtype.bytes
+        vector = int(CHUNK / program.sources[source.source].dtype.size)
         slots = [s for s in source.access if s.extent != 1]
         stride: Extent = ex.ONE
         for k, slot in enumerate(reversed(slots)):
@@ -209,9 +224,10 @@ def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> 
         cols = math.prod(tile[a] for a in r.sides.cols if a in tile and a not in graph.split)
         if not 1 <= rows <= ROWS[-1] or (cols > HELD_COLUMNS):
             continue
-        for loop, warps in itertools.product(DEPTHS, WARPS):
+        depths = _depths(program, graph, r)
+        for loop, warps in itertools.product(depths, WARPS):
             extent = program.extent(graph.loop or "")
-            if isinstance(extent, int) and loop >= 2 * extent and loop > DEPTHS[0]:
+            if isinstance(extent, int) and loop >= 2 * extent and loop > depths[0]:
                 continue
             shares, numbers = _shared_out(program, graph, tile, loop)
             if graph.loop in graph.split and shares[graph.loop or ""] % loop:
@@ -224,6 +240,16 @@ def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> 
                 own = (("members", members), *((("across", across),) if across > 1 else ()), *numbers)
                 s = Schedule(tuple(shares.items()), loop, warps, 2, "strip", own)
                 yield from _with_stages(program, graph, target, r, s)
+
+
+def _depths(program: Program, graph: BlockGraph, r: Roles) -> list[int]:
+    """Positions of the loop in an iteration, the fewest first."""
+    if not r.packed:
+        return list(DEPTHS)
+    each = max(packed.inner_depth(program, q) for q in r.packed.values())
+    beside = {b for q in r.packed.values() for b in q.beside}
+    depths = sorted({d // each for d in packed.DEPTHS if d >= each})
+    return [d for d in depths if all(packed.may_be_copied(program, b, graph.loop or "", d) for b in beside)]
 
 
 def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, int], loop: int, across: int) -> bool:
@@ -275,7 +301,10 @@ def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int
     if axis in graph.split:
         if not isinstance(extent, int):
             return list(CLUSTERS) if axis == graph.loop else []  # see `_shared_out`
-        unit = DEPTHS[-1] if extent >= DEPTHS[-1] * CLUSTERS[0] else DEPTHS[0]
+        least, most = DEPTHS[0], DEPTHS[-1]
+        if r.packed:
+            least = most = max([1, *(packed.UNIT // packed.inner_depth(program, q) for q in r.packed.values())])
+        unit = most if extent >= most * CLUSTERS[0] else least
         shares = {-(-extent // (parts * unit)) * unit for parts in CLUSTERS if extent >= parts * unit}
         return sorted(x for x in shares if x < extent)
     if axis in r.batch or (axis not in r.sides.rows and axis not in r.sides.cols):
@@ -308,16 +337,16 @@ class Shape:
         self.members = s.number("members")
         self.across = across_of(s)
         self.groups = s.warps // (self.members * self.across)
-        reads = {i.name: program.sources[i.source].dtype.bytes for i in program.inputs}
+        reads = {i.name: program.sources[i.source].dtype.size for i in program.inputs}
         types = {i: o.dtype for o in products(graph) for i in o.inputs}
         operands = set(types)
+        self.column_unit = 1 if packed.in_every_product(graph, r.packed) else 8 * self.across
         self.stage = self.kept = 0
         self.rings: list[tuple[int, float]] = []  # bytes of a stage's tiles, and those of them that lie side by side
         self.lines = 0.0  # pieces of memory lines that a stage takes
         for o in graph.ops:
             if o.op == "load" and (o.name in operands or self._feeds(o.name, operands)):
-                bytes_ = self.elements(self.axes[o.name], o.phase) * reads[o.source_value or ""]
-                bytes_ = -(-bytes_ // 128) * 128
+                bytes_ = math.ceil(self.elements(self.axes[o.name], o.phase) * reads[o.source_value or ""] / 128) * 128
                 if o.phase == BODY:
                     self.stage += bytes_
                     run = self.run(o.source_value or "")
@@ -327,7 +356,7 @@ class Shape:
                     self.kept += bytes_
         for o in graph.ops:
             converted = o.op == "load" and o.name in operands and self.dtype(o.source_value or "") != types[o.name]
-            if converted or (o.op == "thread" and o.name in operands - r.made):
+            if converted or (o.op == "thread" and o.name in operands - r.made - r.packed.keys()):
                 bytes_ = self.elements(self.axes[o.name], o.phase) * (4 if self.exact() else 2)
                 self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
         if self.across > 1:
@@ -360,7 +389,7 @@ class Shape:
 
     def run(self, value: str) -> float:
         """Bytes of an input that lie side by side in a tile."""
-        n = self.dtype(value).bytes
+        n = self.dtype(value).size
         for slot in reversed(self.source(value).access):
             held = 1 if slot.axis is None else self.size(slot.axis, BODY)
             n *= held
@@ -402,8 +431,8 @@ class Shape:
         n = 1
         for own, unit in (
             (axes & self.r.sides.rows, 16 * self.members),
-            (axes & self.r.sides.cols, 8 * self.across),
-            (axes - self.r.sides.rows - self.r.sides.cols, 16),
+            (axes & self.r.sides.cols, self.column_unit),
+            (axes - self.r.sides.rows - self.r.sides.cols, 1 if self.r.packed else 16),
         ):
             held = math.prod(self.size(a, phase) for a in own)
             n *= -(-held // unit) * unit if held > 1 else 1

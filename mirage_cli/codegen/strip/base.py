@@ -41,12 +41,15 @@ from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
+from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.strip import orient
 from mirage_cli.search.schedules.strip_warps import across_of, multiply_together
 
 Leaf = Callable[[str], ir.Expression]
 Read = Callable[[str], ir.Expression | None]
 ONE = k.number("1.0f")
+#: how tiles are copied, by their type
+LOADERS = {"Tile": "load_tile", "PackedTile": "load_packed", "BlockTile": "load_blocks"}
 EACH_GROUP = k.run("wait_together", 1 + k.name("group"), static=["GROUP"])  #: those of a group do
 SHOWN = k.run("show_products")  #: what threads have written is seen by matrix instructions of a warpgroup
 
@@ -84,6 +87,9 @@ class StripBase(Positions):
         self.groups = self.s.warps // group
         self.group_threads = 32 * group
         self.sides = orient(self.p, self.g, self.shapes.size)
+        self.packed = packed.operands(self.p, self.g)  #: operands that stay as they are stored
+        self.whole_columns = not packed.in_every_product(self.g, self.packed)
+        self.numbers = {q.numbers for q in self.packed.values()}
         self.orders: dict[frozenset[str], tuple[str, ...]] = {}
         self.value: dict[str, Expr] = {}
         self.tiles: dict[str, OperandTile] = {}
@@ -124,7 +130,7 @@ class StripBase(Positions):
             return max(16, 8 * self.across) if own <= self.sides.cols else 16
         if own and own <= self.sides.rows:
             return 16 * self.members
-        return 8 * self.across
+        return 8 * self.across if self.whole_columns else 1
 
     # --- tiles ----------------------------------------------------------------------------------------------------------
     def tile_of(self, load: str, depth: frozenset[str], side: str = "") -> OperandTile:
@@ -169,6 +175,7 @@ class StripBase(Positions):
             constant=source.source in self.r.constants,
             unit=self.memory.unit,
             at=self.stage_bytes(),
+            kind="PackedTile" if source.name in self.numbers else "Tile",
         )
         self.add_tile(tile)
         if not tile.ring:
@@ -178,7 +185,10 @@ class StripBase(Positions):
     def add_tile(self, t: OperandTile) -> None:
         """A tile with a type of its own."""
         self.tiles[t.name] = t
-        self.declare.append(k.alias(t.type, k.of_type("Tile", self.ctype(t.dtype), t.n_outer, t.n_inner)))
+        element, copied = self.ctype(t.dtype), [t.copied] if t.kind == "BlockTile" else []
+        if t.kind != "Tile" and t.dtype.kind == "int":
+            element = t.dtype.name
+        self.declare.append(k.alias(t.type, k.of_type(t.kind, element, t.n_outer, t.n_inner, *copied)))
 
     def stage_bytes(self) -> int:
         """Bytes of a stage of the ring with the tiles that there are."""
@@ -189,8 +199,8 @@ class StripBase(Positions):
         along = {a for a, _ in inner}
         units = [self.side([a for a, _ in part], depth) for part in (outer, inner)]
         if not outer:
-            units[0] = 16 if not along & depth else 16 * self.members if side == "rows" else 8 * self.across
-        units[1] = max(units[1], CHUNK // dtype.bytes)
+            units[0] = 16 if not along & depth else 16 * self.members if side == "rows" else self.side([], frozenset())
+        units[1] = max(units[1], int(CHUNK / dtype.size))
         return padded(count(outer), units[0]), padded(count(inner), units[1])
 
     def only_computed(self, name: str) -> bool:
@@ -215,7 +225,7 @@ class StripBase(Positions):
 
     def check_aligned(self, source: Input, dtype: DType, run: list[str]) -> None:
         """Raises Refused where rows do not begin at multiples of a chunk."""
-        vector = CHUNK // dtype.bytes
+        vector = int(CHUNK / dtype.size)
         stride, seen = ex.ONE, False
         for s in reversed(source.access):
             inner = s.axis in run
@@ -226,9 +236,11 @@ class StripBase(Positions):
                 raise Refused(f"rows of {source.name} are not aligned to {CHUNK} bytes")
             seen = seen or inner
             stride = ex.product([stride, s.extent])
-        for a in run:
+        within = 1
+        for a in reversed(run):
             tile = self.s.tile(a) or (self.s.loop if a == self.loop_axis else 0)
-            if tile % vector:
+            inner, within = within, within * (self.shapes.size(a, BODY) if self.packed else 1)
+            if tile * inner % vector:
                 raise Refused(f"tiles of {source.name} are not aligned to {CHUNK} bytes")
 
     def loads(self, tiles: Sequence[OperandTile]) -> list[ir.Statement]:
@@ -247,16 +259,16 @@ class StripBase(Positions):
             axis = t.inner[0][0]
             left = k.joined("-", [self.extent(self.p.extent(axis)), *self.base(axis, phase)])
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
-        first, found = k.total([t.value, self.offset(source.access, phase, fixed)]), k.name("from")
-        row = k.function(
-            [("int", "o")],
-            k.ignore("o"),
-            *decode(t.outer, "o"),
-            k.let(k.of_type(f"{self.ctype(t.dtype)}*", const=True), "from", first),
-            ir.Return(k.select(inside, found, k.number("nullptr")) if inside else found),
-        )
+        offset, found = self.offset(source.access, phase, fixed), k.name("from")
+        at: tuple[ir.Statement, ...] = ()
+        if t.kind != "Tile" and t.dtype.kind == "int":
+            found = k.call("packed_at", t.value, offset, static=[t.dtype.name])
+        else:
+            at = (k.let(k.of_type(f"{self.ctype(t.dtype)}*", const=True), "from", k.total([t.value, offset])),)
+        found = k.select(inside, found, k.number("nullptr")) if inside else found
+        row = k.function([("int", "o")], k.ignore("o"), *decode(t.outer, "o"), *at, ir.Return(found))
         threads, thread = self.sharing(t.ring)
-        return k.run("load_tile", self.held(t), thread, t.value, valid, row, static=[threads])
+        return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, row, static=[threads])
 
     def sharing(self, grouped: bool) -> tuple[str, ir.Expression]:
         """The number of the threads of a group or block, and the number of one among them."""

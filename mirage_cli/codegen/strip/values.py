@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mirage_cli.codegen.tiles.tile import Sizes, count
@@ -36,6 +37,8 @@ class OperandTile:
     constant: bool = False
     unit: int = 128  #: bytes of which tiles are multiples
     at: int = 0  #: its place in a stage of the ring
+    kind: str = "Tile"
+    copied: int = CHUNK  #: bytes that are copied at a time
 
     @property
     def ring(self) -> bool:
@@ -55,7 +58,7 @@ class OperandTile:
     @property
     def bytes(self) -> int:
         """Bytes of one stage."""
-        return padded(self.n_outer * self.n_inner * self.dtype.bytes, self.unit)
+        return padded(math.ceil(self.n_outer * self.n_inner * self.dtype.size), self.unit)
 
     @property
     def panels(self) -> bool:
@@ -65,7 +68,7 @@ class OperandTile:
     @property
     def chunks(self) -> int:
         """Chunks of a row."""
-        return self.n_inner * self.dtype.bytes // CHUNK
+        return int(self.n_inner * self.dtype.size) // CHUNK
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,8 +282,8 @@ def fill(s: Any, cells: Cells, value: Any) -> None:
 registry.METHODS["fill"] = fill
 
 
-def bytes_of(name: str) -> int:
-    """Of an element of a type."""
+def bytes_of(name: str) -> float:
+    """Of an element of a type: a fraction where several share a byte."""
     if name not in SIZES:
         raise Unknown(f"nothing is known of elements of {name}")
     return SIZES[name]
