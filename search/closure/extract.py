@@ -111,7 +111,7 @@ class Prices:
     def batches(self, way: Derivation) -> float:
         """A factor for a contraction of several batches at once: prohibitive, as no kernel has a tile of them."""
         x, y = (self.closure.values[a].live for a in way.args)
-        held = (x & y & frozenset(self.closure.space.reduced)) - frozenset(way.over) - {self.closure.mapping.split}
+        held = (x & y & frozenset(self.closure.space.reduced)) - frozenset(way.over)
         return PROHIBITIVE if held else 1.0
 
     def staging(self, operand: Value) -> float:

@@ -233,7 +233,7 @@ def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> 
             if graph.loop in graph.split and shares[graph.loop or ""] % loop:
                 continue
             for members, across in itertools.product((1, 2, 4, 8), (1, 2, 4, 8)):
-                if warps % (members * across) or (members > 1 and (rows < 16 * members or not r.chained)):
+                if warps % (members * across) or (members > 1 and (rows < 16 * members or not (r.chained or r.packed))):
                     continue
                 if across > 1 and not _shared(program, graph, r, tile, loop, across):
                     continue
@@ -278,10 +278,11 @@ def _with_stages(program: Program, graph: BlockGraph, target: Target, r: Roles, 
     """A schedule with as many stages as one block, or two, on a multiprocessor have memory for."""
     shape = Shape(program, graph, s, r)
     counts = set()
-    for blocks in (1, 2):
+    for blocks in (1, 2, 3, 4) if r.packed else (1, 2):
         room = min(target.shared_total // blocks - RESERVED, target.shared_bytes) - shape.kept
         stages = min(MOST_STAGES, room // max(1, shape.stage * shape.groups))
-        if stages >= 2 and shape.merge <= room and stages not in counts and shape.registers() <= MATRIX_REGISTERS:
+        registers = shape.registers() * (2 if r.packed else 1)  # sums of blocks are there besides
+        if stages >= 2 and shape.merge <= room and stages not in counts and registers <= MATRIX_REGISTERS:
             counts.add(stages)
             yield replace(s, stages=stages)
 

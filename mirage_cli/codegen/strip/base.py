@@ -220,7 +220,7 @@ class StripBase(Positions):
                 continue
             if s.axis not in run or s.offset or s.extent != self.shapes.size(s.axis, phase):
                 raise Refused(f"{source.name} is not contiguous along {', '.join(run)}")
-        if len(run) > 1 and not all(self.shapes.exact(a, phase) for a in run):
+        if not all(self.shapes.exact(a, phase) for a in run[1:]):
             raise Refused(f"{source.name} is cut inside {', '.join(run)}")
 
     def check_aligned(self, source: Input, dtype: DType, run: list[str]) -> None:
@@ -255,9 +255,10 @@ class StripBase(Positions):
         outer_axes = [s.axis for s in source.access if s.axis is not None and s.axis not in fixed]
         inside = k.both(self.real(t.outer, t.n_outer, "o"), self.inside(outer_axes, phase))
         valid: ir.Expression = ir.lift(count(t.inner))
-        if len(t.inner) == 1 and not self.shapes.exact(t.inner[0][0], phase):
-            axis = t.inner[0][0]
+        axis, inside_of = t.inner[0][0], count(t.inner[1:])
+        if not self.shapes.exact(axis, phase):
             left = k.joined("-", [self.extent(self.p.extent(axis)), *self.base(axis, phase)])
+            left = left if inside_of == 1 else k.product([left, inside_of])
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
         offset, found = self.offset(source.access, phase, fixed), k.name("from")
         at: tuple[ir.Statement, ...] = ()

@@ -229,11 +229,12 @@ MIRAGE_DEVICE void packed_contract(OUT& out, const A& a, const B& b) {
     using N = typename Q::T;
     using H = typename B::T;
     constexpr int BLOCK = Q::INNER / S::INNER, STEPS = BLOCK / 32, MT = OUT::MT, NT = OUT::NT;
+    constexpr int AT_ONCE = STEPS < 8 ? 8 / STEPS : 1;  // more would need more registers than they are worth
     static_assert(BLOCK % 32 == 0, "whole steps share a scale");
     const H* const type = nullptr;
     const N* const number = nullptr;
     const int row = a.first + (lane_of() >> 2), part = lane_of() & 3;
-#pragma unroll
+#pragma unroll AT_ONCE
     for (int block = 0; block < S::INNER; ++block) {
         OUT sum;
         sum.fill(0.0f);
