@@ -116,9 +116,26 @@ class Prices:
 
     def staging(self, operand: Value) -> float:
         """Writing a computed operand where a matrix product can read it."""
-        if any(w.op == "load" for w in operand.ways):
+        if any(w.op == "load" for w in operand.ways) or self.quantised(operand):
             return 0.0
         return 2.0 * self.elements(operand.live, operand.phase)
+
+    def quantised(self, operand: Value) -> bool:
+        """True if a value is computed of loads alone, one of which has whole numbers that products take as they are stored."""
+        form, values = self.closure.form, self.closure.values
+        sources = {i.name: form.program.sources[i.source].dtype for i in form.program.inputs}
+
+        def whole(value: Value) -> bool:
+            leaves = (form.terms[w.term] for w in value.ways if w.op == "load")
+            types = (sources[x.value] for x in leaves if isinstance(x, Leaf) and not x.known)
+            return any(t.kind == "int" and t.bytes == 1 for t in types)
+
+        def made(way: Derivation) -> bool:
+            args = [values[a] for a in way.args]
+            loads = all(any(w.op == "load" for w in a.ways) or self.quantised(a) for a in args)
+            return way.op in ("fn", "mul") and loads and any(whole(a) or self.quantised(a) for a in args)
+
+        return any(map(made, operand.ways))
 
 
 class WholePrices(Prices):
