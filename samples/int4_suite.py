@@ -173,7 +173,11 @@ class Timed:
     def wanted(self) -> Any:
         """The first set in float64."""
         t, case, blocks = self.tensors, self.case, self.case.k // self.case.block
-        zero = self.numbers(t["z"][0])[:, :blocks].double() if case.zeros else 8.0 * self.torch.ones_like(t["s"][0]).double()
+        zero = (
+            self.numbers(t["z"][0])[:, :blocks].double()
+            if case.zeros
+            else 8.0 * self.torch.ones_like(t["s"][0]).double()
+        )
         q = self.numbers(t["q"][0]).double().view(case.n, blocks, case.block) - zero[:, :, None]
         return t["x"][0].double() @ (q * t["s"][0].double()[:, :, None]).view(case.n, case.k).T
 
@@ -243,7 +247,9 @@ def main() -> None:
     parser.add_argument("--block", nargs="*", type=int, default=[32, 128])
     parser.add_argument("--zeros", action="store_true", help="with packed zero points")
     parser.add_argument("--schedules", type=int, default=1, help="kernels of a case")
-    parser.add_argument("--spread", action="store_true", help="schedules of many kinds instead of the best by the model")
+    parser.add_argument(
+        "--spread", action="store_true", help="schedules of many kinds instead of the best by the model"
+    )
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--jobs", type=int, default=2)

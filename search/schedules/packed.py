@@ -88,7 +88,9 @@ def _formula(thread: ThreadGraph, args: Sequence[str], whole: Callable[[str], bo
 
 def operands(program: Program, graph: BlockGraph) -> dict[str, Quantised]:
     """The operands of products in the loop that are quantised, by name."""
-    of_products = {i for o in graph.ops if o.op == "contract" and o.phase == BODY and o.dtype is not None for i in o.inputs}
+    of_products = {
+        i for o in graph.ops if o.op == "contract" and o.phase == BODY and o.dtype is not None for i in o.inputs
+    }
     own = {o.name: quantised(program, graph, graph.loop or "", o) for o in graph.ops if o.name in of_products}
     return {name: q for name, q in own.items() if q is not None}
 

@@ -160,14 +160,14 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     return Roles(orient(program, graph, size), batch, chained, axes, made, _packed(program, graph, axes))
 
 
-def _packed(
-    program: Program, graph: BlockGraph, axes: Mapping[str, frozenset[str]]
-) -> Mapping[str, packed.Quantised]:
+def _packed(program: Program, graph: BlockGraph, axes: Mapping[str, frozenset[str]]) -> Mapping[str, packed.Quantised]:
     """The quantised operands. Raises Refused for packed numbers that are read otherwise."""
     found = packed.operands(program, graph)
     numbers = {q.numbers for q in found.values()}
     for i in program.inputs:
-        if program.sources[i.source].dtype.per_byte > 1 and i.name not in numbers | {b for q in found.values() for b in q.beside}:
+        if program.sources[i.source].dtype.per_byte > 1 and i.name not in numbers | {
+            b for q in found.values() for b in q.beside
+        }:
             raise Refused(f"{i.name} is packed and no operand of a product in the loop")
     return found
 

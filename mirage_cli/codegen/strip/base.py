@@ -185,9 +185,7 @@ class StripBase(Positions):
     def add_tile(self, t: OperandTile) -> None:
         """A tile with a type of its own."""
         self.tiles[t.name] = t
-        element, copied = self.ctype(t.dtype), [t.copied] if t.kind == "BlockTile" else []
-        if t.kind != "Tile" and t.dtype.kind == "int":
-            element = t.dtype.name
+        element, copied = t.dtype.name if t.whole else self.ctype(t.dtype), [t.copied] if t.kind == "BlockTile" else []
         self.declare.append(k.alias(t.type, k.of_type(t.kind, element, t.n_outer, t.n_inner, *copied)))
 
     def stage_bytes(self) -> int:
@@ -262,7 +260,7 @@ class StripBase(Positions):
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
         offset, found = self.offset(source.access, phase, fixed), k.name("from")
         at: tuple[ir.Statement, ...] = ()
-        if t.kind != "Tile" and t.dtype.kind == "int":
+        if t.whole:
             found = k.call("packed_at", t.value, offset, static=[t.dtype.name])
         else:
             at = (k.let(k.of_type(f"{self.ctype(t.dtype)}*", const=True), "from", k.total([t.value, offset])),)
@@ -281,7 +279,8 @@ class StripBase(Positions):
 
     def held(self, t: OperandTile) -> ir.Construct:
         """A tile as a value."""
-        place = k.reinterpret(f"{self.ctype(t.dtype)}*", k.name("stage") + t.at) if t.ring else f"{t.name}_tile"
+        stored = "uint8_t" if t.whole else self.ctype(t.dtype)
+        place = k.reinterpret(f"{stored}*", k.name("stage") + t.at) if t.ring else f"{t.name}_tile"
         return k.construct(k.of_type(t.type), place)
 
     def element_of_tile(self, t: OperandTile) -> ir.Call:

@@ -46,6 +46,11 @@ class OperandTile:
         return self.phase == BODY and not self.computed
 
     @property
+    def whole(self) -> bool:
+        """True if it has whole numbers as they are stored."""
+        return self.kind != "Tile" and self.dtype.kind == "int"
+
+    @property
     def type(self) -> str:
         """The name of its type."""
         return f"Tile_{self.name}"

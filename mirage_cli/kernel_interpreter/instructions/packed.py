@@ -59,7 +59,9 @@ class BlockTile:
         with s.only(s.active & (k < rows * self.type.INNER)):
             values = s.load(self.at, outer * self.type.INNER + k)
         values = strip._of_warps(values)
-        return values.reshape(*values.shape[:2], -1)[:, :, : rows * self.type.INNER].reshape(*values.shape[:2], rows, -1)
+        return values.reshape(*values.shape[:2], -1)[:, :, : rows * self.type.INNER].reshape(
+            *values.shape[:2], rows, -1
+        )
 
 
 registry.TYPES["BlockTile"] = BlockTileType
@@ -67,7 +69,9 @@ registry.STRUCTS["BlockTile"] = lambda s, static, at: BlockTile(BlockTileType(*s
 
 
 @instruction("load_blocks")
-def _load_blocks(s: Any, static: Sequence[Any], tile: BlockTile, thread: Any, any_: Pointer, valid: Any, row: Any) -> None:
+def _load_blocks(
+    s: Any, static: Sequence[Any], tile: BlockTile, thread: Any, any_: Pointer, valid: Any, row: Any
+) -> None:
     """Begin to copy a tile: rows without a place, and elements from `valid` on, are zero."""
     of, threads = tile.type, static[0]
     piece = int(of.UNIT / bytes_of(of.of.name))
