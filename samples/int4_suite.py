@@ -91,10 +91,14 @@ class Case:
 def model(case: Case) -> onnx.ModelProto:
     """The product as a model; its weights are zeros."""
     n, k, blocks = case.n, case.k, case.k // case.block
-    weights = {"q": np.zeros((n, blocks, case.block // 2), np.uint8), "s": np.zeros((n, blocks), np.float16)}
+    weights: dict[str, Any] = {
+        "q": np.zeros((n, blocks, case.block // 2), np.uint8),
+        "s": np.zeros((n, blocks), np.float16),
+    }
     if case.zeros:
         weights["z"] = np.zeros((n, -(-blocks // 2)), np.uint8)
-    names, size = ["x", *weights], {"K": k, "N": n, "bits": 4, "block_size": case.block}
+    names = ["x", *weights]
+    size: dict[str, Any] = {"K": k, "N": n, "bits": 4, "block_size": case.block}
     node = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", **size)
     x, y = (helper.make_tensor_value_info(v, TensorProto.FLOAT16, [case.rows, e]) for v, e in (("x", k), ("y", n)))
     tensors = [numpy_helper.from_array(a, name) for name, a in weights.items()]
@@ -134,8 +138,8 @@ def build(case: Case, folder: Path, count: int, arch: str, nvcc: str, spread: bo
         kept.append({"name": f"m{n}", "schedules": [s.to_json() for s in schedules]})
     objects = [p.with_suffix(".o") for p in sources]
     flags = ["-std=c++17", "-O3", f"-arch={arch}", "-Xcompiler", "-fPIC", f"-I{render.include_dir()}"]
-    for text, made in zip(sources, objects, strict=True):
-        subprocess.run([nvcc, *flags, "-c", str(text), "-o", str(made)], check=True)
+    for path, made in zip(sources, objects, strict=True):
+        subprocess.run([nvcc, *flags, "-c", str(path), "-o", str(made)], check=True)
     library = folder / f"{case.name}.so"
     subprocess.run([nvcc, "-shared", "-Xlinker", "-s", *map(str, objects), "-o", str(library)], check=True)
     for made in objects:
@@ -233,8 +237,8 @@ def time(path: Path, timer: GpuTimer, seconds: float) -> None:
     times = {name: d.median for name, d in timer.times(calls, timed.sets, effort).items()}
     for name, us in sorted(times.items(), key=lambda found: found[1]):
         share = case.bytes / us * 1e6 / BANDWIDTH
-        error = f"error {errors[name]:.1e}" if name in errors else ""
-        print(f"{case.name:18} {us:7.2f} us  {share:5.1%}  {name:5} {error} {schedules.get(name, '')}", flush=True)
+        exact = f"error {errors[name]:.1e}" if name in errors else ""
+        print(f"{case.name:18} {us:7.2f} us  {share:5.1%}  {name:5} {exact} {schedules.get(name, '')}", flush=True)
 
 
 def main() -> None:

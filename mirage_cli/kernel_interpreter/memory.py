@@ -14,7 +14,7 @@ import numpy as np
 
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
 
-SIZES: dict[str, float] = {
+SIZES = {
     "float": 4,
     "double": 8,
     "__half": 2,
@@ -36,10 +36,14 @@ SIZES: dict[str, float] = {
     "char": 1,
     "u8": 1,
     "i8": 1,
-    "u4": 0.5,
-    "i4": 0.5,
-}  #: bytes of element types: a fraction where several share one
+}  #: bytes of element types
+PARTS = {"u4": 0.5, "i4": 0.5}  #: of a byte, for types of which several elements share one
 UNWRITTEN = 0  #: what a cell holds where nobody has written
+
+
+def size_of(type_: str) -> float:
+    """Bytes of an element of a type."""
+    return PARTS[type_] if type_ in PARTS else SIZES[type_]
 
 
 class Fault(Exception):
@@ -84,7 +88,7 @@ class Pointer:
 
     def of(self, type_: str) -> Pointer:
         """The same place, of elements of another type."""
-        size, new = SIZES[self.type], SIZES[type_]
+        size, new = self.bytes, size_of(type_)
         if isinstance(self.memory, Global) or size == new:
             return replace(self, type=type_)
         at = self.at * size
@@ -95,7 +99,7 @@ class Pointer:
     @property
     def bytes(self) -> float:
         """Of an element."""
-        return SIZES[self.type]
+        return size_of(self.type)
 
 
 @dataclass(slots=True)

@@ -54,6 +54,7 @@ class Block:
     spilled: float  #: how much longer products take whose results the registers do not hold
     exchange_us: float  #: microseconds for clearing the counters and reading the shares of other blocks
     library_rate: float  #: share of the matrix rate that libraries reach
+    library_packed: float  #: share of the bandwidth at which their products read quantised weights
 
 
 @dataclass(frozen=True, slots=True)

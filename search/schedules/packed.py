@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
@@ -67,7 +68,7 @@ def quantised(program: Program, graph: BlockGraph, loop: str, o: BlockOp) -> Qua
 
 def _formula(thread: ThreadGraph, args: Sequence[str], whole: Callable[[str], bool]) -> Quantised | None:
     """A function of inputs, of which some are `whole` numbers, as (numbers - zero) scale."""
-    values: list[object] = list(args)
+    values: list[Any] = list(args)
     for n in thread.nodes:
         inner = [values[i] for i in n.inputs]
         match n.op, inner:

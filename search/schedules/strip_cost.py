@@ -14,8 +14,8 @@ from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us
 from mirage_cli.search.schedules.fitted import Clusters, Strip
 from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.schedule import Schedule
-from mirage_cli.search.schedules.strip import Shape, resident, roles, schedules
-from mirage_cli.search.schedules.strip_warps import multiply_together
+from mirage_cli.search.schedules.strip import multiply_together, resident, roles
+from mirage_cli.search.schedules.strip_schedules import Shape, schedules
 from mirage_cli.search.schedules.target import Target
 
 PARTS = 4  #: parts of a multiprocessor that issue instructions

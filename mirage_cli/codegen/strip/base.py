@@ -42,8 +42,7 @@ from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules import packed
-from mirage_cli.search.schedules.strip import orient
-from mirage_cli.search.schedules.strip_warps import across_of, multiply_together
+from mirage_cli.search.schedules.strip import across_of, multiply_together, orient
 
 Leaf = Callable[[str], ir.Expression]
 Read = Callable[[str], ir.Expression | None]
@@ -234,12 +233,12 @@ class StripBase(Positions):
                 raise Refused(f"rows of {source.name} are not aligned to {CHUNK} bytes")
             seen = seen or inner
             stride = ex.product([stride, s.extent])
-        within = 1
+        each = 1  # elements of a position
         for a in reversed(run):
             tile = self.s.tile(a) or (self.s.loop if a == self.loop_axis else 0)
-            inner, within = within, within * (self.shapes.size(a, BODY) if self.packed else 1)
-            if tile * inner % vector:
+            if tile * each % vector:
                 raise Refused(f"tiles of {source.name} are not aligned to {CHUNK} bytes")
+            each *= self.shapes.size(a, BODY) if self.packed else 1
 
     def loads(self, tiles: Sequence[OperandTile]) -> list[ir.Statement]:
         """Start copying tiles."""
@@ -258,7 +257,7 @@ class StripBase(Positions):
             left = k.joined("-", [self.extent(self.p.extent(axis)), *self.base(axis, phase)])
             left = left if inside_of == 1 else k.product([left, inside_of])
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
-        offset, found = self.offset(source.access, phase, fixed), k.name("from")
+        offset, found = self.offset(source.access, phase, fixed), ir.lift(k.name("from"))
         at: tuple[ir.Statement, ...] = ()
         if t.whole:
             found = k.call("packed_at", t.value, offset, static=[t.dtype.name])
