@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +40,8 @@ from mirage_cli.measurement.gpu import GpuTimer, sets_for
 from mirage_cli.measurement.timing import Effort
 from mirage_cli.optimization.task import tensor_names
 from mirage_cli.search.schedules.ranking import engine_ranked
-from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.target import Target, load_target
 from mirage_cli.search.search import Searcher, SearchOptions
 
 BANDWIDTH = 4.8e12  #: bytes a second of an H200
@@ -113,24 +116,32 @@ def program(case: Case) -> Program:
 
 
 # --- build ------------------------------------------------------------------------------------------------------------
-def build(case: Case, folder: Path, count: int, arch: str, nvcc: str, spread: bool) -> None:
-    """A library with the kernels of the best schedules, `spread` over kinds, and a file that says what they are."""
-    p, target = program(case), load_target(arch)
+Chosen = list[tuple[Any, tuple[Schedule, ...]]]  #: muGraphs with schedules
+
+
+def choices(p: Program, target: Target, count: int, spread: bool) -> Chosen:
+    """The best schedules of the engine `strip`, or good ones of many kinds (`spread`)."""
     found = Searcher(SearchOptions()).search(p, target).candidates
-    chosen = [(c.graph, c.schedules) for c in found if c.schedules[-1].engine == "strip"][:count]
-    if spread:
-        graphs = [(g, ss) for g, ss in chosen[:1]] + [x for x in chosen if x[0].kernels[0].block.split][:1]
-        kinds: dict[Any, list[Any]] = {}
-        for graph, _ in graphs:
-            for r in engine_ranked("strip", p, graph.kernels[0].block, target, 4000):
-                kinds.setdefault(r.schedule.tiles, []).append((r.score, graph, r.schedule))
-        some = [found[n] for found in kinds.values() for n in (0, 3, 7) if n < len(found)]
-        chosen = [(graph, (s,)) for _, graph, s in sorted(some, key=lambda x: x[0])[:count]]
+    own = [(c.graph, c.schedules) for c in found if c.schedules[-1].engine == "strip"]
+    if not spread:
+        return own[:count]
+    kinds: dict[Any, list[Any]] = {}
+    for graph in dict.fromkeys(graph for graph, _ in own):
+        for r in engine_ranked("strip", p, graph.kernels[0].block, target, 4000):
+            kinds.setdefault(r.schedule.tiles, []).append((r.score, graph, r.schedule))
+    some = [ranks[n] for ranks in kinds.values() for n in (0, 3, 7) if n < len(ranks)]
+    return [(graph, (s,)) for _, graph, s in sorted(some, key=lambda x: x[0])[:count]]
+
+
+def build(case: Case, folder: Path, arch: str, nvcc: str, choose: Callable[[Program, Target], Chosen]) -> None:
+    """A library with the kernels of schedules, and a file that says what they are."""
+    p, target = program(case), load_target(arch)
     sources, kept = [], []
-    for n, (graph, schedules) in enumerate(chosen):
+    for n, (graph, schedules) in enumerate(choose(p, target)):
         try:
             text = source(f"m{n}", p, graph, schedules, target, f"m{n}").text
-        except Refused:
+        except Refused as e:
+            print(f"{case.name} {[s.to_json() for s in schedules]}: {e}", flush=True)
             continue
         path = folder / f"{case.name}_{n}.cu"
         path.write_text(text, encoding="utf-8")
@@ -267,8 +278,8 @@ def main() -> None:
         return
     cases = [Case(m, r, b, asked.zeros) for m in asked.matrix for r in asked.rows for b in asked.block]
     with ThreadPoolExecutor(asked.jobs) as pool:
-        more = (asked.schedules, asked.arch, asked.nvcc, asked.spread)
-        list(pool.map(lambda case: build(case, asked.folder, *more), cases))
+        choose = functools.partial(choices, count=asked.schedules, spread=asked.spread)
+        list(pool.map(lambda case: build(case, asked.folder, asked.arch, asked.nvcc, choose), cases))
 
 
 if __name__ == "__main__":

@@ -263,10 +263,11 @@ class StripBase(Positions):
             found = k.call("packed_at", t.value, offset, static=[t.dtype.name])
         else:
             at = (k.let(k.of_type(f"{self.ctype(t.dtype)}*", const=True), "from", k.total([t.value, offset])),)
+        sure = [not inside] if t.kind != "Tile" else []
         found = k.select(inside, found, k.number("nullptr")) if inside else found
         row = k.function([("int", "o")], k.ignore("o"), *decode(t.outer, "o"), *at, ir.Return(found))
         threads, thread = self.sharing(t.ring)
-        return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, row, static=[threads])
+        return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, row, static=[threads, *sure])
 
     def sharing(self, grouped: bool) -> tuple[str, ir.Expression]:
         """The number of the threads of a group or block, and the number of one among them."""

@@ -119,7 +119,7 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class PackedColumns:
-    """Columns, so many of which are rows of a tile; others are zero."""
+    """Columns, so many of which are rows of a tile; what is multiplied in others nobody may read."""
 
     tile: strip.Tile
     count: int
@@ -129,7 +129,8 @@ class PackedColumns:
         if self.count > columns:
             raise Fault(f"{self.count} columns of {columns}")
         read = self.tile.part(s, 0, 0, self.count, depth)
-        return np.pad(read, ((0, 0), (0, 0), (0, columns - self.count), (0, 0))).swapaxes(2, 3)
+        others = s.arithmetic.arbitrary((read.shape[1], columns - self.count, depth))
+        return np.concatenate([read, others], 2).swapaxes(2, 3)
 
 
 def _same_zero(s: Any, static: Sequence[Any]) -> Number:

@@ -35,7 +35,7 @@ struct ElementOf<Whole<BITS, SIGNED>> {
 // number `at` of a tensor of such numbers, the first one of a byte
 template <class T, class STORED>
 MIRAGE_DEVICE const uint8_t* packed_at(const STORED* from, int64_t at) {
-    return reinterpret_cast<const uint8_t*>(from) + at * T::BITS / 8;
+    return reinterpret_cast<const uint8_t*>(from) + static_cast<uint64_t>(at) * T::BITS / 8;
 }
 
 // OUTER rows of INNER numbers
@@ -45,16 +45,22 @@ struct PackedTile {
     using BYTES = Tile<uint8_t, OUTER_, INNER_ * T_::BITS / 8>;
     static constexpr int OUTER = OUTER_, INNER = INNER_;
     uint8_t* at;
-    // the eight numbers of lane `part` of 4 in the step-th 32 of a row
-    MIRAGE_DEVICE const uint32_t* eight(int outer, int step, int part) const {
-        const int byte = (step * 4 + part) * T::BITS;
-        return reinterpret_cast<const uint32_t*>(BYTES{at}.element(outer, byte));
-    }
 };
-template <int THREADS, class TILE, class F>
+// As `load_tile`; SURE: every row has a place.
+template <int THREADS, bool SURE, class TILE, class F>
 MIRAGE_DEVICE void load_packed(TILE t, int thread, const void* any, int valid, F row) {
     using BYTES = typename TILE::BYTES;
-    load_tile<THREADS>(BYTES{t.at}, thread, static_cast<const uint8_t*>(any), valid * TILE::T::BITS / 8, row);
+    constexpr int COUNT = BYTES::OUTER * BYTES::CHUNKS, EACH = (COUNT + THREADS - 1) / THREADS, AT_ONCE = EACH <= 8 ? EACH : 4;
+    const int end = valid * TILE::T::BITS / 8;
+#pragma unroll AT_ONCE
+    for (int i = 0; i < EACH; ++i) {
+        const int k = i * THREADS + thread;
+        if (COUNT % THREADS != 0 && k >= COUNT) break;
+        const int o = k / BYTES::CHUNKS, c = k % BYTES::CHUNKS;
+        const uint8_t* const from = row(o);
+        const int bytes = !SURE && from == nullptr ? 0 : max(0, min(16, end - 16 * c));
+        copy_async<16>(BYTES{t.at}.chunk(o, c), SURE || bytes > 0 ? from + 16 * c : any, bytes);
+    }
 }
 
 // OUTER rows of INNER elements that go with blocks of numbers, copied UNIT bytes at a time
@@ -67,7 +73,7 @@ struct BlockTile {
     STORED* at;
     MIRAGE_DEVICE uint8_t* piece(int outer, int n) const { return reinterpret_cast<uint8_t*>(at) + outer * ROW + n * UNIT; }
 };
-template <int THREADS, class TILE, class F>
+template <int THREADS, bool SURE, class TILE, class F>
 MIRAGE_DEVICE void load_blocks(TILE t, int thread, const void* any, int valid, F row) {
     constexpr int PIECES = TILE::ROW / TILE::UNIT, COUNT = TILE::OUTER * PIECES, EACH = (COUNT + THREADS - 1) / THREADS;
     const int end = valid * TILE::T::BITS / 8;
@@ -77,9 +83,9 @@ MIRAGE_DEVICE void load_blocks(TILE t, int thread, const void* any, int valid, F
         if (COUNT % THREADS != 0 && k >= COUNT) break;
         const int o = k / PIECES, n = k % PIECES;
         const auto* const from = row(o);
-        const int bytes = from == nullptr ? 0 : max(0, min(TILE::UNIT, end - n * TILE::UNIT));
+        const int bytes = !SURE && from == nullptr ? 0 : max(0, min(TILE::UNIT, end - n * TILE::UNIT));
         const void* const place = reinterpret_cast<const uint8_t*>(from) + n * TILE::UNIT;
-        copy_async<TILE::UNIT>(t.piece(o, n), bytes > 0 ? place : any, bytes);
+        copy_async<TILE::UNIT>(t.piece(o, n), SURE || bytes > 0 ? place : any, bytes);
     }
 }
 
@@ -163,6 +169,13 @@ MIRAGE_DEVICE void unpack(uint32_t (&p)[4], const uint32_t* words, const Origin&
     }
 }
 
+// Eight neighbours of a column as the pairs that `unpack` makes.
+template <bool OF_FOUR_BITS>
+MIRAGE_DEVICE void paired(uint32_t (&p)[4], const uint32_t (&w)[4]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) p[k] = OF_FOUR_BITS ? __byte_perm(w[k / 2], w[k / 2 + 2], k % 2 ? 0x7632 : 0x5410) : w[k];
+}
+
 // --- operands -------------------------------------------------------------------------------------------------------
 template <int N>
 struct SameZero {
@@ -203,23 +216,39 @@ struct PackedRows {
     Z z;
     int first;
 };
-// M columns, which are the rows of a tile.
-template <class TILE, int M>
+// M columns, which are the rows of a tile; what lanes of other columns multiply nobody reads.
+template <class TILE_, int M_>
 struct PackedColumns {
-    using T = typename TILE::T;
+    using TILE = TILE_;
+    using T = typename TILE_::T;
+    static constexpr int M = M_;
     TILE t;
-    // what a lane has of column 8 n + lane / 4 in the step-th 32 positions; `paired`: in the pairs of numbers of 4 bits
-    template <bool PAIRED>
-    MIRAGE_DEVICE void load(uint32_t (&f)[4], int n, int step) const {
-        const int col = n * 8 + (lane_of() >> 2);
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (M % 8 == 0 || col < M) x = *reinterpret_cast<const uint4*>(t.chunk(col, step * 4 + (lane_of() & 3)));
-        f[0] = PAIRED ? __byte_perm(x.x, x.z, 0x5410) : x.x;
-        f[1] = PAIRED ? __byte_perm(x.x, x.z, 0x7632) : x.y;
-        f[2] = PAIRED ? __byte_perm(x.y, x.w, 0x5410) : x.z;
-        f[3] = PAIRED ? __byte_perm(x.y, x.w, 0x7632) : x.w;
-    }
 };
+
+// --- products -------------------------------------------------------------------------------------------------------
+// The place of a byte of row `outer` of a tile in shared memory, and those 8 `eights` rows and `chunks` chunks from it: what
+// these have in common with the byte's chunk is no bit.
+template <class TILE>
+MIRAGE_DEVICE uint32_t tile_place(const TILE& t, int outer, int byte) {
+    return shared_address(t.chunk(outer, byte / 16)) + byte % 16;
+}
+template <class TILE>
+MIRAGE_DEVICE uint32_t tile_beyond(uint32_t place, int eights, int chunks) {
+    const int low = chunks & (TILE::GROUP - 1), row = TILE::PANELS ? 8 : TILE::CHUNKS;
+    const int rest = TILE::PANELS ? chunks / 8 * TILE::OUTER * 8 : chunks - low;
+    return (place ^ (low * 16)) + (rest + eights * 8 * row) * 16;
+}
+template <int WORDS>
+MIRAGE_DEVICE void shared_words(uint32_t (&w)[WORDS], uint32_t place) {
+    if constexpr (WORDS == 1) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w[0]) : "r"(place) : "memory");
+    else if constexpr (WORDS == 2)
+        asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(place) : "memory");
+    else
+        asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                     : "r"(place)
+                     : "memory");
+}
 
 // out += a * b over the positions of a tile's rows
 template <class OUT, class A, class B>
@@ -228,42 +257,67 @@ MIRAGE_DEVICE void packed_contract(OUT& out, const A& a, const B& b) {
     using S = typename A::S;
     using N = typename Q::T;
     using H = typename B::T;
+    using LEFT = typename Q::BYTES;
+    using RIGHT = typename B::TILE;
     constexpr int BLOCK = Q::INNER / S::INNER, STEPS = BLOCK / 32, MT = OUT::MT, NT = OUT::NT;
-    constexpr int AT_ONCE = STEPS < 8 ? 8 / STEPS : 1;  // more would need more registers than they are worth
     static_assert(BLOCK % 32 == 0, "whole steps share a scale");
+    constexpr int COPIED = S::UNIT / static_cast<int>(sizeof(typename S::STORED)), WORTH = STEPS < 4 ? 8 / STEPS : 2;
+    constexpr int SCALES = COPIED < WORTH ? COPIED : WORTH, AT_ONCE = SCALES * STEPS < 8 ? 8 / (SCALES * STEPS) : 1;
+    struct alignas(SCALES * sizeof(typename S::STORED)) Scales {
+        typename S::STORED of[SCALES];
+    };
     const H* const type = nullptr;
     const N* const number = nullptr;
-    const int row = a.first + (lane_of() >> 2), part = lane_of() & 3;
+    const int lane_row = lane_of() >> 2, part = lane_of() & 3, row = a.first + lane_row;
+    const uint32_t numbers = tile_place(LEFT{a.q.at}, row, part * N::BITS);
+    uint32_t columns[NT];
+#pragma unroll
+    for (int n = 0; n < NT; ++n) columns[n] = tile_place(b.t, B::M % 8 == 0 ? n * 8 + lane_row : min(n * 8 + lane_row, B::M - 1), part * 16);
 #pragma unroll AT_ONCE
-    for (int block = 0; block < S::INNER; ++block) {
-        OUT sum;
-        sum.fill(0.0f);
+    for (int first = 0; first < S::INNER; first += SCALES) {
+        Scales scales[MT][2];
 #pragma unroll
-        for (int step = block * STEPS; step < (block + 1) * STEPS; ++step) {
-            uint32_t x[NT][4];
+        for (int k = 0; k < 2 * MT; ++k)
+            scales[k / 2][k % 2] = *reinterpret_cast<const Scales*>(a.s.at + (row + k * 8) * S::INNER + first);
 #pragma unroll
-            for (int n = 0; n < NT; ++n) b.template load<N::BITS == 4>(x[n], n, step);
+        for (int block = 0; block < SCALES; ++block) {
+            OUT sum;
+            sum.fill(0.0f);
 #pragma unroll
-            for (int m = 0; m < MT; ++m) {
-                uint32_t low[4], high[4];
-                const Origin zl = a.z.template at<N>(row + m * 16, block, type), zh = a.z.template at<N>(row + m * 16 + 8, block, type);
-                unpack<A::Z::REST, N::TOP>(low, a.q.eight(row + m * 16, step, part), zl, number, type);
-                unpack<A::Z::REST, N::TOP>(high, a.q.eight(row + m * 16 + 8, step, part), zh, number, type);
+            for (int k = 0; k < STEPS; ++k) {
+                const int step = (first + block) * STEPS + k;
+                uint32_t x[NT][4];
 #pragma unroll
                 for (int n = 0; n < NT; ++n) {
-                    multiply(sum.v[m][n], {low[0], high[0], low[1], high[1]}, {x[n][0], x[n][1]}, type);
-                    multiply(sum.v[m][n], {low[2], high[2], low[3], high[3]}, {x[n][2], x[n][3]}, type);
+                    uint32_t w[4];
+                    shared_words(w, tile_beyond<RIGHT>(columns[n], 0, step * 4));
+                    paired<N::BITS == 4>(x[n], w);
+                }
+#pragma unroll
+                for (int m = 0; m < MT; ++m) {
+                    uint32_t p[2][4];
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        uint32_t w[N::BITS / 4];
+                        shared_words(w, tile_beyond<LEFT>(numbers, 2 * m + h, step * (N::BITS / 4)));
+                        const Origin zero = a.z.template at<N>(row + m * 16 + h * 8, first + block, type);
+                        unpack<A::Z::REST, N::TOP>(p[h], w, zero, number, type);
+                    }
+#pragma unroll
+                    for (int n = 0; n < NT; ++n) {
+                        multiply(sum.v[m][n], {p[0][0], p[1][0], p[0][1], p[1][1]}, {x[n][0], x[n][1]}, type);
+                        multiply(sum.v[m][n], {p[0][2], p[1][2], p[0][3], p[1][3]}, {x[n][2], x[n][3]}, type);
+                    }
                 }
             }
-        }
 #pragma unroll
-        for (int m = 0; m < MT; ++m) {
-            const int first = (row + m * 16) * S::INNER + block;
-            const float scales[2] = {to_float(a.s.at[first]), to_float(a.s.at[first + 8 * S::INNER])};
+            for (int m = 0; m < MT; ++m) {
+                const float scale[2] = {to_float(scales[m][0].of[block]), to_float(scales[m][1].of[block])};
 #pragma unroll
-            for (int n = 0; n < NT; ++n)
+                for (int n = 0; n < NT; ++n)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) out.v[m][n][i] = fmaf(sum.v[m][n][i], scales[i >> 1], out.v[m][n][i]);
+                    for (int i = 0; i < 4; ++i) out.v[m][n][i] = fmaf(sum.v[m][n][i], scale[i >> 1], out.v[m][n][i]);
+            }
         }
     }
 }
