@@ -32,9 +32,9 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     together = min(held, busiest)
     used = min(units, shape.blocks)
     multiplies, elementwise = shape.multiplies(c.exact_price, c.split_price), shape.elementwise()
-    issue = c.issue_multiply_us * multiplies + c.issue_element_us * elementwise
+    issue = c.issue_multiply_us * multiplies + c.issue_element_us * elementwise + c.issue_step_us * shape.steps()
     turn = c.latency_us + c.chained_us * shape.r.chained + c.share_us * (shape.across > 1)
-    turn += c.multiply_us * multiplies + c.element_us * elementwise
+    turn += c.multiply_us * multiplies + c.element_us * elementwise + c.step_us * shape.steps()
     if multiply_together(s, target):
         turn = c.latency_us + c.chained_us + c.share_us + shape.clocks() / c.clocks
         turn += c.issue_element_us * elementwise * s.warps / PARTS

@@ -299,6 +299,17 @@ class Shape:
             total += (exact if o.dtype == F32 else 1.0) * self.rows(own) / 16 * columns * math.ceil(depth / 16)
         return total / self.members / self.across
 
+    def steps(self) -> float:
+        """Steps of 16 rows and 32 positions of quantised numbers in an iteration of a warp; preparing 8 columns of as many
+        positions counts for a part of one."""
+        total = 0.0
+        for o in products(self.g):
+            if self.r.packed.keys() & set(o.inputs):
+                own, depth = self.axes[o.name], math.prod(self.size(a, BODY) for a in o.over)
+                matrices = self.rows(own) / 16 / self.members
+                total += (matrices + packed.COLUMNS * self.cols(own) / 8) * depth / packed.STEP
+        return total
+
     def operand_bytes(self) -> float:
         """Bytes of shared memory that a warp reads as operands of products in an iteration."""
         made, total = self.r.made, 0.0
