@@ -84,7 +84,9 @@ class Strip:
     element_us: float  #: microseconds of an elementwise operation in an iteration of one warp
     issue_multiply_us: float  #: microseconds of a matrix instruction on its part of a multiprocessor
     issue_element_us: float  #: microseconds of an elementwise operation there
-    step_us: float  #: microseconds of a step of 16 rows and 32 positions of quantised numbers in an iteration of one warp
+    step_us: (
+        float  #: microseconds of a step of 16 rows and 32 positions of quantised numbers in an iteration of one warp
+    )
     issue_step_us: float  #: microseconds of such a step on its part of a multiprocessor
     exact_price: float  #: matrix instructions in the time of as many float32 products
     split_price: float  #: the same where their numbers are split
