@@ -121,21 +121,26 @@ class Prices:
         return 2.0 * self.elements(operand.live, operand.phase)
 
     def quantised(self, operand: Value) -> bool:
-        """True if a value is computed of loads alone, one of which has whole numbers that products take as they are stored."""
-        form, values = self.closure.form, self.closure.values
-        sources = {i.name: form.program.sources[i.source].dtype for i in form.program.inputs}
+        """True if a value is computed of whole numbers, which products take as they are stored, and of loads that neighbouring
+        numbers share."""
+        loads = self.loads(operand)
+        reads = {i.name: i for i in self.closure.form.program.inputs}
+        types = {v: self.closure.form.program.sources[reads[v].source].dtype for v in loads}
+        inner = {reads[v].access[-1].axis for v, t in types.items() if t.kind == "int" and t.bytes == 1}
+        sharing = (reads[v] for v, t in types.items() if t.is_float)
+        return bool(inner) and not any(s.axis in inner for r in sharing for s in r.access)
 
-        def whole(value: Value) -> bool:
-            leaves = (form.terms[w.term] for w in value.ways if w.op == "load")
-            types = (sources[x.value] for x in leaves if isinstance(x, Leaf) and not x.known)
-            return any(t.kind == "int" and t.bytes == 1 for t in types)
-
-        def made(way: Derivation) -> bool:
-            args = [values[a] for a in way.args]
-            loads = all(any(w.op == "load" for w in a.ways) or self.quantised(a) for a in args)
-            return way.op in ("fn", "mul") and loads and any(whole(a) or self.quantised(a) for a in args)
-
-        return any(map(made, operand.ways))
+    def loads(self, value: Value) -> frozenset[str]:
+        """The inputs that a value is computed of elementwise, nothing where there is more behind it."""
+        terms, values = self.closure.form.terms, self.closure.values
+        for way in value.ways:
+            term = terms[way.term] if way.op == "load" else None
+            if isinstance(term, Leaf):
+                return frozenset() if term.known else frozenset((term.value,))
+            parts = [self.loads(values[a]) for a in way.args] if way.op in ("fn", "mul") else [frozenset[str]()]
+            if all(parts):
+                return frozenset[str]().union(*parts)
+        return frozenset()
 
 
 class WholePrices(Prices):
