@@ -68,6 +68,6 @@ def kernel_of(request: Request) -> Kernel:
     engine = ENGINES.get(request.schedule.engine)
     if engine is None:
         raise Refused(f"unknown engine {request.schedule.engine!r}: there are {', '.join(ENGINES)}")
-    if request.program.packed is not None and request.schedule.engine != BLOCK:
-        raise Refused(f"tensors of type {request.program.packed} are read by the engine {BLOCK} only")
+    if request.program.packed is not None and request.schedule.engine not in (BLOCK, "strip"):
+        raise Refused(f"the engine {request.schedule.engine} does not read tensors of type {request.program.packed}")
     return engine.make(request)

@@ -34,8 +34,16 @@ SIZES = {
     "int8_t": 1,
     "uint8_t": 1,
     "char": 1,
+    "u8": 1,
+    "i8": 1,
 }  #: bytes of element types
+PARTS = {"u4": 0.5, "i4": 0.5}  #: of a byte, for types of which several elements share one
 UNWRITTEN = 0  #: what a cell holds where nobody has written
+
+
+def size_of(type_: str) -> float:
+    """Bytes of an element of a type."""
+    return PARTS[type_] if type_ in PARTS else SIZES[type_]
 
 
 class Fault(Exception):
@@ -80,18 +88,18 @@ class Pointer:
 
     def of(self, type_: str) -> Pointer:
         """The same place, of elements of another type."""
-        size, new = SIZES[self.type], SIZES[type_]
+        size, new = self.bytes, size_of(type_)
         if isinstance(self.memory, Global) or size == new:
             return replace(self, type=type_)
         at = self.at * size
         if np.any(np.asarray(at) % new):
             raise Fault(f"byte {np.asarray(at).max()} is no place for a {type_}")
-        return replace(self, at=at // new, type=type_)
+        return replace(self, at=np.asarray(at // new, dtype=np.int64), type=type_)
 
     @property
-    def bytes(self) -> int:
+    def bytes(self) -> float:
         """Of an element."""
-        return SIZES[self.type]
+        return size_of(self.type)
 
 
 @dataclass(slots=True)
@@ -101,16 +109,21 @@ class Memory:
     arithmetic: Arithmetic
     blocks: int
     size: int
-    granule: int = 2
+    granule: float = 2
     name: str = "shared memory"
     values: Array = field(init=False)
     kind: Array = field(init=False)
     marks: dict[Any, tuple[Array, Array]] = field(default_factory=dict)  #: see `Beside`
 
     def __post_init__(self) -> None:
-        cells = self.blocks * self.size // self.granule
+        cells = int(self.blocks * self.size / self.granule)
         self.values = np.zeros((self.arithmetic.fields, cells), dtype=self.arithmetic.stored)
-        self.kind = np.zeros(cells, dtype=np.int8)
+        self.kind = np.zeros(cells, dtype=np.int8 if self.granule >= 1 else np.float32)
+
+    @property
+    def places(self) -> int:
+        """Granules of a block."""
+        return int(self.size / self.granule)
 
     def cells(self, p: Pointer, index: Any, block: Array, active: Array) -> Array:
         """The granules of elements `index` (its last dimension are the lanes) from a pointer. Raises Fault outside."""
@@ -121,9 +134,9 @@ class Memory:
             raise Fault(f"byte {int(at[outside][0])} of {self.size} bytes of {self.name}")
         at = np.where(active, at, 0)
         own = block if p.block is None else np.asarray(p.block)
-        return (own * self.size + at) // self.granule
+        return ((own * self.size + at) / self.granule).astype(np.int64)
 
-    def load(self, cells: Array, size: int, lanes: Array, agents: Array, active: Array) -> Array:
+    def load(self, cells: Array, size: float, lanes: Array, agents: Array, active: Array) -> Array:
         """The values of cells, arbitrary where nothing of this size was put: [fields, ..., lanes]."""
         known = self.kind[cells] == size
         values = self.values[:, cells]
@@ -131,16 +144,16 @@ class Memory:
             values[:, ~known] = self.arithmetic.arbitrary((int((~known).sum()),))
         return values
 
-    def store(self, cells: Array, size: int, values: Array, lanes: Array, agents: Array, active: Array) -> None:
+    def store(self, cells: Array, size: float, values: Array, lanes: Array, agents: Array, active: Array) -> None:
         """Put values into cells. Raises Fault where several lanes put different ones into one."""
         cells, values = cells[active], np.broadcast_to(values, (values.shape[0], *active.shape))[:, active]
         self._put(cells, size, values)
         if not np.array_equal(self.values[:, cells], values, equal_nan=not self.arithmetic.residues):
             raise Fault(f"several threads write different values to one place in {self.name}")
 
-    def _put(self, cells: Array, size: int, values: Array) -> None:
+    def _put(self, cells: Array, size: float, values: Array) -> None:
         if (self.kind[cells] != size).any():
-            for d in range(1, size // self.granule):
+            for d in range(1, int(size / self.granule)):
                 self.kind[cells + d] = UNWRITTEN
             self._cut(cells)
             self.kind[cells] = size
@@ -148,7 +161,7 @@ class Memory:
 
     def _cut(self, cells: Array) -> None:
         """What began before cells and reaches into them is gone."""
-        for d in range(1, 8 // self.granule):
+        for d in range(1, int(8 / self.granule)):
             before = np.maximum(cells - d, 0)
             cut = self.kind[before] > d * self.granule
             self.kind[before[cut & (cells >= d)]] = UNWRITTEN

@@ -83,7 +83,7 @@ class Shared(Memory):
 
     def _agents(self, rows: Array, cells: Array) -> Array:
         """The warps that rows of `reads` stand for at cells: [rows, cells]."""
-        block, away, rows = cells // (self.size // self.granule), rows[:, None] // self.warps, rows[:, None]
+        block, away, rows = cells // self.places, rows[:, None] // self.warps, rows[:, None]
         first = block // self.cluster * self.cluster
         agents: Array = (first + (block - first + away) % self.cluster) * self.warps + rows % self.warps
         return agents
@@ -93,12 +93,12 @@ class Shared(Memory):
         if self.cluster == 1:
             rows = agents % self.warps
         else:
-            away = agents // self.warps - cells // (self.size // self.granule)
+            away = agents // self.warps - cells // self.places
             rows = away % self.cluster * self.warps + agents % self.warps
         self.reading[rows] = True
         return rows, cells
 
-    def load(self, cells: Array, size: int, lanes: Array, agents: Array, active: Array) -> Array:
+    def load(self, cells: Array, size: float, lanes: Array, agents: Array, active: Array) -> Array:
         """The values of cells: [fields, ..., lanes]. Raises Fault where another warp wrote them without a barrier since."""
         values = Memory.load(self, cells, size, lanes, agents, active)
         if not self.watched:
@@ -150,12 +150,12 @@ class Shared(Memory):
     def store(
         self,
         cells: Array,
-        size: int,
+        size: float,
         values: Array,
         lanes: Array,
         agents: Array,
         active: Array,
-        kind: int | None = None,
+        kind: float | None = None,
     ) -> None:
         """Put values into cells; with `kind` FLYING only say that they will change. Raises Fault for races."""
         agents, lanes, cells = _taken(active, agents, lanes, cells)
@@ -173,10 +173,10 @@ class Shared(Memory):
             raise Fault("several threads write different values to one place in shared memory")
 
     def put(
-        self, cells: Array, size: int, values: Array, writers: Array, stamps: Array, kind: int | None = None
+        self, cells: Array, size: float, values: Array, writers: Array, stamps: Array, kind: float | None = None
     ) -> None:
         """Put values into cells without looking who else is there."""
-        for d in range(1, size // self.granule):
+        for d in range(1, int(size / self.granule)):
             self.kind[cells + d] = FLYING if kind == FLYING else UNWRITTEN
             self.writer[cells + d] = writers
             self.stamp[cells + d] = stamps

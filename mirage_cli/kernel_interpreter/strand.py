@@ -53,7 +53,7 @@ class Copies:
     lane's group that it is of."""
 
     shared: Shared
-    bytes: int
+    bytes: float
     cells: Array
     values: Array
     lane: Array
@@ -234,7 +234,7 @@ class Strand:
     def _granules(self, memory: Memory, p: Pointer, cells: Array, loop: Beside, active: Array) -> tuple[Array, Array]:
         """All granules of the active lanes' elements, and the iteration of each."""
         first, own = cells[active], np.broadcast_to(loop.own, cells.shape)[active]
-        steps = np.arange(p.bytes // memory.granule)[:, None]
+        steps = np.arange(int(p.bytes / memory.granule))[:, None]
         return (first + steps).reshape(-1), np.tile(own, len(steps))
 
     def _load_global(self, p: Pointer, at: Array, active: Array) -> Array:

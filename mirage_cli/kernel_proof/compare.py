@@ -182,7 +182,7 @@ class Point:
         return [r.values for r in self._called(run)]
 
     def _run(self, source: Source, choose: Choice) -> Run:
-        granule = 1 if any(s.dtype.bytes == 1 for s in self.program.sources) else 2
+        granule = min([2.0, *(s.dtype.size for s in self.program.sources)])
         arithmetic = self.arithmetic()
         return Run(
             source, arithmetic, choose, granule, self.program.constants, arithmetic.residues, early=self.program.early

@@ -18,6 +18,7 @@ from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instruc
     boxes,
     common,
     cpu,
+    packed,
     rows,
     strip,
     sync,
@@ -197,7 +198,7 @@ class Run:
     source: Source
     arithmetic: Arithmetic
     choose: Choice = all_blocks
-    granule: int = 2
+    granule: float = 2
     constants: frozenset[int] = frozenset()  #: numbers of inputs that are the model's
     watched: bool = True  #: whether races for shared memory are looked for
     early: frozenset[int] = frozenset()  #: numbers of inputs that no kernel writes
@@ -270,7 +271,7 @@ class Run:
 
 
 def run_tasks(
-    arithmetic: Arithmetic, body: Compiled, tasks: Sequence[int], count: int, parameters: Any, granule: int
+    arithmetic: Arithmetic, body: Compiled, tasks: Sequence[int], count: int, parameters: Any, granule: float
 ) -> None:
     """Run some of a CPU kernel's `count` tasks side by side. Raises Fault."""
     n = len(tasks)
@@ -287,7 +288,7 @@ def run_blocks(
     body: Compiled,
     launch: Launch,
     parameters: Any,
-    granule: int = 2,
+    granule: float = 2,
     watched: bool = True,
     at_once: bool = False,
 ) -> None:

@@ -347,19 +347,26 @@ class Closure:
 
 def closure_of(program: Program, mapping: Mapping, until: float = math.inf) -> Closure:
     """The closure of a program under a mapping, as far as it is found `until` a moment: of its open form, where it has one
-    that is small enough, else of the other. Raises Refused where both are too large, or for what no form can express."""
+    that is small enough, else of the other, else of that with quantised operands whole. Raises Refused where all are too
+    large, or for what no form can express."""
     form, pruning = _shared(program, None)
     if form.opened:
         with contextlib.suppress(Refused):
             return Closure(form, mapping, MAX_OPEN_VALUES, pruning, until=until).run()
         form, pruning = _shared(program, False)
-    return Closure(form, mapping, MAX_VALUES, pruning, until=until).run()
+    try:
+        return Closure(form, mapping, MAX_VALUES, pruning, until=until).run()
+    except TooManyValues:
+        whole, pruning = _shared(program, False, True)
+        if whole.terms == form.terms:
+            raise
+        return Closure(whole, mapping, MAX_VALUES, pruning, until=until).run()
 
 
-@functools.lru_cache(maxsize=4)
-def _shared(program: Program, opened: bool | None) -> tuple[Form, Pruning]:
+@functools.lru_cache(maxsize=6)
+def _shared(program: Program, opened: bool | None, whole: bool = False) -> tuple[Form, Pruning]:
     """A form of a program (see `search_form`) with what its mappings share."""
-    form = search_form(program, opened)
+    form = search_form(program, opened, whole)
     return form, Pruning(form)
 
 

@@ -111,14 +111,36 @@ class Prices:
     def batches(self, way: Derivation) -> float:
         """A factor for a contraction of several batches at once: prohibitive, as no kernel has a tile of them."""
         x, y = (self.closure.values[a].live for a in way.args)
-        held = (x & y & frozenset(self.closure.space.reduced)) - frozenset(way.over) - {self.closure.mapping.split}
+        held = (x & y & frozenset(self.closure.space.reduced)) - frozenset(way.over)
         return PROHIBITIVE if held else 1.0
 
     def staging(self, operand: Value) -> float:
         """Writing a computed operand where a matrix product can read it."""
-        if any(w.op == "load" for w in operand.ways):
+        if any(w.op == "load" for w in operand.ways) or self.quantised(operand):
             return 0.0
         return 2.0 * self.elements(operand.live, operand.phase)
+
+    def quantised(self, operand: Value) -> bool:
+        """True if a value is computed of whole numbers, which products take as they are stored, and of loads that neighbouring
+        numbers share."""
+        loads = self.loads(operand)
+        reads = {i.name: i for i in self.closure.form.program.inputs}
+        types = {v: self.closure.form.program.sources[reads[v].source].dtype for v in loads}
+        inner = {reads[v].access[-1].axis for v, t in types.items() if t.kind == "int" and t.bytes == 1}
+        sharing = (reads[v] for v, t in types.items() if t.is_float)
+        return bool(inner) and not any(s.axis in inner for r in sharing for s in r.access)
+
+    def loads(self, value: Value) -> frozenset[str]:
+        """The inputs that a value is computed of elementwise, nothing where there is more behind it."""
+        terms, values = self.closure.form.terms, self.closure.values
+        for way in value.ways:
+            term = terms[way.term] if way.op == "load" else None
+            if isinstance(term, Leaf):
+                return frozenset() if term.known else frozenset((term.value,))
+            parts = [self.loads(values[a]) for a in way.args] if way.op in ("fn", "mul") else [frozenset[str]()]
+            if all(parts):
+                return frozenset[str]().union(*parts)
+        return frozenset()
 
 
 class WholePrices(Prices):

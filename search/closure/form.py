@@ -120,9 +120,10 @@ class Form:
         return tuple(sorted({a for t in self.terms if isinstance(t, Reduction | Extreme) for a in t.over}))
 
 
-def search_form(program: Program, opened: bool | None = None) -> Form:
+def search_form(program: Program, opened: bool | None = None, whole: bool = False) -> Form:
     """The search form of a program: the open one or the other as `opened` says, by default the open one where it has at
-    most `MAX_OPEN` open terms. Raises Refused for products along an axis, and for extents that a kernel could not
+    most `MAX_OPEN` open terms. In a form that is not open, operands of quantised numbers may stay `whole`: one factor each,
+    scales and all. Raises Refused for products along an axis, and for extents that a kernel could not
     know."""
     given = {name for s in program.sources for e in s.dims for name in ex.names(e)}
     if lost := [s for s in program.symbols if s not in given]:
@@ -131,7 +132,7 @@ def search_form(program: Program, opened: bool | None = None) -> Form:
         form = _filled(_OpenBuilder(Form(program, True)))
         if opened or sum(isinstance(t, Open) for t in form.terms) <= MAX_OPEN:
             return form
-    return _filled(_Builder(Form(program)))
+    return _filled(_Builder(Form(program), whole))
 
 
 def _filled(builder: _Builder) -> Form:
@@ -144,8 +145,8 @@ def _filled(builder: _Builder) -> Form:
 
 
 class _Builder:
-    def __init__(self, form: Form) -> None:
-        self.form, self.p = form, form.program
+    def __init__(self, form: Form, whole: bool = False) -> None:
+        self.form, self.p, self.whole = form, form.program, whole
         self.defs: dict[str, Node | Input] = {i.name: i for i in self.p.inputs}
         self.defs |= {n.name: n for n in self.p.nodes}
         self.terms: dict[str, int] = {}
@@ -190,7 +191,9 @@ class _Builder:
     def factors(self, v: str, num: list[int], den: list[tuple[int, str]]) -> None:
         """Split an operand of a reduction into the factors above and below the line."""
         d = self.defs[v]
-        if isinstance(d, Node) and d.op == "mul":
+        if self.whole and self.quantised(v):
+            num.append(self.closed(v))
+        elif isinstance(d, Node) and d.op == "mul":
             for i in d.inputs:
                 self.factors(i, num, den)
         elif isinstance(d, Node) and d.op in QUOTIENTS:
@@ -198,6 +201,21 @@ class _Builder:
             den.append((self.closed(d.inputs[1]), d.op))
         else:
             num.append(self.closed(v))
+
+    def quantised(self, v: str) -> bool:
+        """True for what is computed of weights alone, some of which are numbers of at most 8 bits."""
+        d = self.defs[v]
+        if isinstance(d, Input):
+            source = self.p.sources[d.source]
+            return source.constant and source.dtype.kind == "int" and source.dtype.bytes == 1
+        return self.is_elementwise(v) and self.of_weights(v) and any(map(self.quantised, d.inputs))
+
+    def of_weights(self, v: str) -> bool:
+        """True for what is computed of weights alone."""
+        d = self.defs[v]
+        if isinstance(d, Input):
+            return self.p.sources[d.source].constant
+        return self.is_elementwise(v) and all(map(self.of_weights, d.inputs))
 
     def closed(self, v: str) -> int:
         """The term of a value, its elementwise region as one function."""

@@ -54,6 +54,7 @@ class Block:
     spilled: float  #: how much longer products take whose results the registers do not hold
     exchange_us: float  #: microseconds for clearing the counters and reading the shares of other blocks
     library_rate: float  #: share of the matrix rate that libraries reach
+    library_packed: float  #: share of the bandwidth at which their products read quantised weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,10 @@ class Strip:
     element_us: float  #: microseconds of an elementwise operation in an iteration of one warp
     issue_multiply_us: float  #: microseconds of a matrix instruction on its part of a multiprocessor
     issue_element_us: float  #: microseconds of an elementwise operation there
+    step_us: (
+        float  #: microseconds of a step of 16 rows and 32 positions of quantised numbers in an iteration of one warp
+    )
+    issue_step_us: float  #: microseconds of such a step on its part of a multiprocessor
     exact_price: float  #: matrix instructions in the time of as many float32 products
     split_price: float  #: the same where their numbers are split
     stream: float  #: share of the target's bandwidth that plain copies reach

@@ -85,6 +85,10 @@ class _Original:
         """True for a weight, and for what is computed of weights alone."""
         return value in self.weights or self.reads.get(value, (0.0, False))[1]
 
+    def is_quantised(self, value: str) -> bool:
+        """True for what is computed of weights, some of which are numbers of at most 8 bits."""
+        return any(self.reads[i][0] <= 1.0 for i in self.weights.get(value, frozenset()))
+
     def flops(self, product: Node) -> float:
         """Multiply-adds of a product, times two."""
         axes = frozenset(product.over).union(*(self.program.axes_of(i) for i in product.inputs))
@@ -153,7 +157,9 @@ class _Original:
         t = self.target
         moved = (4.0 * self.size(n.name) + sum(map(self.apart, n.inputs))) / t.bandwidth
         if n.op == "contract":
-            return max(moved, self.flops(n) / (t.library_rate(n.dtype) * t.fitted(Block).library_rate))
+            c, packed = t.fitted(Block), sum(self.bytes(i) for i in n.inputs if self.is_quantised(i))
+            rate = t.library_rate(n.dtype) * c.library_rate
+            return max(moved, packed / (t.bandwidth * c.library_packed), self.flops(n) / rate)
         return max(moved, self.size(n.name) * OPS[n.op].flops / t.special) if n.op in OPS else moved
 
     def apart(self, value: str) -> float:

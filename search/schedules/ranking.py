@@ -45,7 +45,7 @@ def ranked(
     `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
     typical and at small sizes, since it has to serve both; with `alone` it is to serve these sizes only.
     """
-    others = engines if program.packed is None else ()  # they copy tiles in whole elements
+    others = engines if program.packed is None else {*engines} & {"strip"}  # others copy tiles in whole elements
     candidates = [r for e in (BLOCK, *others) for r in engine_ranked(e, program, graph, target, count, sizes, alone)]
     return sorted(candidates, key=lambda r: r.order)[: None if apart else count]
 

@@ -7,7 +7,7 @@ import re
 from mirage_cli.lax import extents
 from mirage_cli.search.mugraph.mugraph import CustomKernel
 from mirage_cli.search.schedules.schedule import Schedule
-from mirage_cli.search.schedules.strip_warps import across_of
+from mirage_cli.search.schedules.strip import across_of
 from tests.codegen.kernels import Case
 
 #: what blocks of a cluster show one another between barriers in memory, which racecheck does not see

@@ -41,12 +41,14 @@ from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
-from mirage_cli.search.schedules.strip import orient
-from mirage_cli.search.schedules.strip_warps import across_of, multiply_together
+from mirage_cli.search.schedules import packed
+from mirage_cli.search.schedules.strip import across_of, multiply_together, orient
 
 Leaf = Callable[[str], ir.Expression]
 Read = Callable[[str], ir.Expression | None]
 ONE = k.number("1.0f")
+#: how tiles are copied, by their type
+LOADERS = {"Tile": "load_tile", "PackedTile": "load_packed", "BlockTile": "load_blocks"}
 EACH_GROUP = k.run("wait_together", 1 + k.name("group"), static=["GROUP"])  #: those of a group do
 SHOWN = k.run("show_products")  #: what threads have written is seen by matrix instructions of a warpgroup
 
@@ -84,6 +86,9 @@ class StripBase(Positions):
         self.groups = self.s.warps // group
         self.group_threads = 32 * group
         self.sides = orient(self.p, self.g, self.shapes.size)
+        self.packed = packed.operands(self.p, self.g)  #: operands that stay as they are stored
+        self.whole_columns = not packed.in_every_product(self.g, self.packed)
+        self.numbers = {q.numbers for q in self.packed.values()}
         self.orders: dict[frozenset[str], tuple[str, ...]] = {}
         self.value: dict[str, Expr] = {}
         self.tiles: dict[str, OperandTile] = {}
@@ -124,7 +129,7 @@ class StripBase(Positions):
             return max(16, 8 * self.across) if own <= self.sides.cols else 16
         if own and own <= self.sides.rows:
             return 16 * self.members
-        return 8 * self.across
+        return 8 * self.across if self.whole_columns else 1
 
     # --- tiles ----------------------------------------------------------------------------------------------------------
     def tile_of(self, load: str, depth: frozenset[str], side: str = "") -> OperandTile:
@@ -169,6 +174,7 @@ class StripBase(Positions):
             constant=source.source in self.r.constants,
             unit=self.memory.unit,
             at=self.stage_bytes(),
+            kind="PackedTile" if source.name in self.numbers else "Tile",
         )
         self.add_tile(tile)
         if not tile.ring:
@@ -178,7 +184,8 @@ class StripBase(Positions):
     def add_tile(self, t: OperandTile) -> None:
         """A tile with a type of its own."""
         self.tiles[t.name] = t
-        self.declare.append(k.alias(t.type, k.of_type("Tile", self.ctype(t.dtype), t.n_outer, t.n_inner)))
+        element, copied = t.dtype.name if t.whole else self.ctype(t.dtype), [t.copied] if t.kind == "BlockTile" else []
+        self.declare.append(k.alias(t.type, k.of_type(t.kind, element, t.n_outer, t.n_inner, *copied)))
 
     def stage_bytes(self) -> int:
         """Bytes of a stage of the ring with the tiles that there are."""
@@ -189,8 +196,8 @@ class StripBase(Positions):
         along = {a for a, _ in inner}
         units = [self.side([a for a, _ in part], depth) for part in (outer, inner)]
         if not outer:
-            units[0] = 16 if not along & depth else 16 * self.members if side == "rows" else 8 * self.across
-        units[1] = max(units[1], CHUNK // dtype.bytes)
+            units[0] = 16 if not along & depth else 16 * self.members if side == "rows" else self.side([], frozenset())
+        units[1] = max(units[1], int(CHUNK / dtype.size))
         return padded(count(outer), units[0]), padded(count(inner), units[1])
 
     def only_computed(self, name: str) -> bool:
@@ -210,12 +217,12 @@ class StripBase(Positions):
                 continue
             if s.axis not in run or s.offset or s.extent != self.shapes.size(s.axis, phase):
                 raise Refused(f"{source.name} is not contiguous along {', '.join(run)}")
-        if len(run) > 1 and not all(self.shapes.exact(a, phase) for a in run):
+        if not all(self.shapes.exact(a, phase) for a in run[1:]):
             raise Refused(f"{source.name} is cut inside {', '.join(run)}")
 
     def check_aligned(self, source: Input, dtype: DType, run: list[str]) -> None:
         """Raises Refused where rows do not begin at multiples of a chunk."""
-        vector = CHUNK // dtype.bytes
+        vector = int(CHUNK / dtype.size)
         stride, seen = ex.ONE, False
         for s in reversed(source.access):
             inner = s.axis in run
@@ -226,10 +233,12 @@ class StripBase(Positions):
                 raise Refused(f"rows of {source.name} are not aligned to {CHUNK} bytes")
             seen = seen or inner
             stride = ex.product([stride, s.extent])
-        for a in run:
+        each = 1  # elements of a position
+        for a in reversed(run):
             tile = self.s.tile(a) or (self.s.loop if a == self.loop_axis else 0)
-            if tile % vector:
+            if tile * each % vector:
                 raise Refused(f"tiles of {source.name} are not aligned to {CHUNK} bytes")
+            each *= self.shapes.size(a, BODY) if self.packed else 1
 
     def loads(self, tiles: Sequence[OperandTile]) -> list[ir.Statement]:
         """Start copying tiles."""
@@ -243,20 +252,22 @@ class StripBase(Positions):
         outer_axes = [s.axis for s in source.access if s.axis is not None and s.axis not in fixed]
         inside = k.both(self.real(t.outer, t.n_outer, "o"), self.inside(outer_axes, phase))
         valid: ir.Expression = ir.lift(count(t.inner))
-        if len(t.inner) == 1 and not self.shapes.exact(t.inner[0][0], phase):
-            axis = t.inner[0][0]
+        axis, inside_of = t.inner[0][0], count(t.inner[1:])
+        if not self.shapes.exact(axis, phase):
             left = k.joined("-", [self.extent(self.p.extent(axis)), *self.base(axis, phase)])
+            left = left if inside_of == 1 else k.product([left, inside_of])
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
-        first, found = k.total([t.value, self.offset(source.access, phase, fixed)]), k.name("from")
-        row = k.function(
-            [("int", "o")],
-            k.ignore("o"),
-            *decode(t.outer, "o"),
-            k.let(k.of_type(f"{self.ctype(t.dtype)}*", const=True), "from", first),
-            ir.Return(k.select(inside, found, k.number("nullptr")) if inside else found),
-        )
+        offset, found = self.offset(source.access, phase, fixed), ir.lift(k.name("from"))
+        at: tuple[ir.Statement, ...] = ()
+        if t.whole:
+            found = k.call("packed_at", t.value, offset, static=[t.dtype.name])
+        else:
+            at = (k.let(k.of_type(f"{self.ctype(t.dtype)}*", const=True), "from", k.total([t.value, offset])),)
+        sure = [not inside] if t.kind != "Tile" else []
+        found = k.select(inside, found, k.number("nullptr")) if inside else found
+        row = k.function([("int", "o")], k.ignore("o"), *decode(t.outer, "o"), *at, ir.Return(found))
         threads, thread = self.sharing(t.ring)
-        return k.run("load_tile", self.held(t), thread, t.value, valid, row, static=[threads])
+        return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, row, static=[threads, *sure])
 
     def sharing(self, grouped: bool) -> tuple[str, ir.Expression]:
         """The number of the threads of a group or block, and the number of one among them."""
@@ -268,7 +279,8 @@ class StripBase(Positions):
 
     def held(self, t: OperandTile) -> ir.Construct:
         """A tile as a value."""
-        place = k.reinterpret(f"{self.ctype(t.dtype)}*", k.name("stage") + t.at) if t.ring else f"{t.name}_tile"
+        stored = "uint8_t" if t.whole else self.ctype(t.dtype)
+        place = k.reinterpret(f"{stored}*", k.name("stage") + t.at) if t.ring else f"{t.name}_tile"
         return k.construct(k.of_type(t.type), place)
 
     def element_of_tile(self, t: OperandTile) -> ir.Call:

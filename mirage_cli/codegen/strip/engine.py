@@ -83,7 +83,11 @@ class _Kernel(StripMerge):
             *self.epilogue,
         )
         kernel = ir.Kernel(f"kernel{self.r.number}", "parameters", launch.fields(), (threads, blocks), body)
-        headers = ("strip.cuh", *(["strip_group.cuh"] if self.memory.unit == SWIZZLED else []), "tile.cuh")
+        more = [
+            *(["strip_group.cuh"] if self.memory.unit == SWIZZLED else []),
+            *(["strip_packed.cuh"] if self.packed else []),
+        ]
+        headers = ("strip.cuh", *more, "tile.cuh")
         phases = tuple((p, tuple(getattr(self, p))) for p in ("prologue", "before", "body", "epilogue"))
         return Kernel(StripProgram(tuple(self.summary(shared, blocks)), phases), kernel, launch, headers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mirage_cli.codegen.strip.base import EACH_GROUP, ONE, SHOWN, Leaf
-from mirage_cli.codegen.strip.tiles import StripTiles
+from mirage_cli.codegen.strip.packed import StripPacked
 from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, padded
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
@@ -38,7 +38,7 @@ LEAVES: dict[str, Callable[[BlockOp], Expr]] = {
 }
 
 
-class StripLoop(StripTiles):
+class StripLoop(StripPacked):
     """Prints the operators of prologue and body."""
 
     def walk(self) -> None:
@@ -229,6 +229,10 @@ class StripLoop(StripTiles):
             rows, depth, depth_padded = strip.rows, strip.cols, strip.width
             joint = joint and strip.mt == 1 and strip.width % PANEL == 0
             a: ir.Expression = self.strip_operand(strip, dtype)
+        elif first in self.packed:
+            row_tile = self.packed_rows(first, over)
+            rows, depth, depth_padded = self.parts(row_tile, over)
+            joint = False
         else:
             row_tile = self.operand_tile(first, dtype, over, "rows")
             rows, depth, depth_padded = self.parts(row_tile, over)
@@ -240,16 +244,19 @@ class StripLoop(StripTiles):
         name, shrink = self.target(o)
         m = self.matrix(name, rows, cols)
         self.produced.add(name)
+        self.value[o.name] = Ref(name)
         columns = k.of_type("Columns8", col_tile.type, self.inner_depth(col_tile, over))
         own = [k.name("share") * m.nt] if self.across > 1 else []
         (self.body if name == o.name else self.before).extend((k.declare(m.type, name), _filled(name, ZERO)))
         if shrink:
             self.body.append(m.each(k.assign(m.element, self.row_vectors[shrink].beside, "*=")))
+        if first in self.packed:
+            self.body.append(self.packed_contraction(o, first, col_tile, name))
+            return
         how = "strip_contract" if dtype in MATRIX_TYPES else "contract_exactly"
         how = "strip_contract_together" if joint else how
         b = k.construct(columns, self.held(col_tile), *own)
         self.body.append(k.run(how, name, a, b, static=[depth_padded // 16]))
-        self.value[o.name] = Ref(name)
 
     def operands(self, o: BlockOp) -> tuple[str, str]:
         """The operand along rows and the one along columns."""
@@ -288,10 +295,6 @@ class StripLoop(StripTiles):
         if declared not in self.before:
             self.before += [declared, k.run(held.member("read"), value)]
         return held
-
-    def first_row(self, mt: int) -> ir.Expression:
-        """The first row of a warp in its group's tile."""
-        return k.name("member") * (16 * mt) if self.members > 1 else k.ZERO
 
     def masked(self, m: Matrix, over: frozenset[str]) -> Matrix:
         """A strip with zeros outside the extents of what a product sums over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mirage_cli.codegen.tiles.tile import Sizes, count
@@ -36,11 +37,18 @@ class OperandTile:
     constant: bool = False
     unit: int = 128  #: bytes of which tiles are multiples
     at: int = 0  #: its place in a stage of the ring
+    kind: str = "Tile"
+    copied: int = CHUNK  #: bytes that are copied at a time
 
     @property
     def ring(self) -> bool:
         """True if the loop loads it anew for every iteration."""
         return self.phase == BODY and not self.computed
+
+    @property
+    def whole(self) -> bool:
+        """True if it has whole numbers as they are stored."""
+        return self.kind != "Tile" and self.dtype.kind == "int"
 
     @property
     def type(self) -> str:
@@ -55,7 +63,7 @@ class OperandTile:
     @property
     def bytes(self) -> int:
         """Bytes of one stage."""
-        return padded(self.n_outer * self.n_inner * self.dtype.bytes, self.unit)
+        return padded(math.ceil(self.n_outer * self.n_inner * self.dtype.size), self.unit)
 
     @property
     def panels(self) -> bool:
@@ -65,7 +73,7 @@ class OperandTile:
     @property
     def chunks(self) -> int:
         """Chunks of a row."""
-        return self.n_inner * self.dtype.bytes // CHUNK
+        return int(self.n_inner * self.dtype.size) // CHUNK
 
 
 @dataclass(frozen=True, slots=True)

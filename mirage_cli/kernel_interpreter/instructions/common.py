@@ -10,7 +10,7 @@ import numpy as np
 
 from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions.barriers import meet, rejoin
-from mirage_cli.kernel_interpreter.memory import SIZES, Cells, Fault, Pointer, Unknown
+from mirage_cli.kernel_interpreter.memory import PARTS, SIZES, Cells, Fault, Pointer, Unknown, size_of
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction
 from mirage_cli.lax.dtypes import PACKED
@@ -282,8 +282,8 @@ def fill(s: Any, cells: Cells, value: Any) -> None:
 registry.METHODS["fill"] = fill
 
 
-def bytes_of(name: str) -> int:
-    """Of an element of a type."""
-    if name not in SIZES:
+def bytes_of(name: str) -> float:
+    """Of an element of a type: a fraction where several share a byte."""
+    if name not in SIZES and name not in PARTS:
         raise Unknown(f"nothing is known of elements of {name}")
-    return SIZES[name]
+    return size_of(name)

@@ -43,7 +43,7 @@ class TileType:
     @property
     def VEC(self) -> int:
         """Elements of a chunk."""
-        return CHUNK // bytes_of(self.of.name)
+        return int(CHUNK / bytes_of(self.of.name))
 
     @property
     def group(self) -> int:

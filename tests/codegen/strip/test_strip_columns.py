@@ -14,7 +14,7 @@ from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.search.schedules import strip
 from mirage_cli.search.schedules.ranking import engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule
-from mirage_cli.search.schedules.strip_warps import across_of
+from mirage_cli.search.schedules.strip import across_of
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen import kernels
 from tests.codegen.kernels import Case, single

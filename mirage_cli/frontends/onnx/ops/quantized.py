@@ -48,10 +48,10 @@ def _matmul_n_bits(call: Call) -> int:
         raise Refused(f"a product of {deep} with {wide} columns of {bits} bits in blocks of {size}")
     blocks = -(-deep // size)
     _check_groups(call, deep, size)
-    packed = graph.reshape(call.arg(1), (wide, blocks, size * bits // 8))
+    numbers = graph.reshape(_numbers(graph, call.arg(1), bits), (wide, blocks, size))
     scale = graph.reshape(call.arg(2), (wide, blocks, 1))
     zero = _zero_points(call, (wide, blocks), bits)
-    weights = _scaled(graph, _numbers(graph, packed, bits), zero, scale)
+    weights = _scaled(graph, numbers, zero, scale)
     y = _over_blocks(graph, x, weights, deep, size)
     bias = call.maybe(5)
     return y if bias is None else graph.map("add", y, bias)
@@ -73,8 +73,8 @@ def _zero_points(call: Call, dims: tuple[int, int], bits: int) -> int:
     if zero is None:
         return graph.fill(1 << (bits - 1), graph.dtype(call.arg(2)), (wide, blocks, 1))
     if not graph.dtype(zero).is_float:
-        row = -(-blocks * bits // 8)
-        zero = graph.slice(_numbers(graph, graph.reshape(zero, (wide, row)), bits), 1, 0, blocks)
+        row = -(-blocks * bits // 8) * 8 // bits
+        zero = graph.slice(graph.reshape(_numbers(graph, zero, bits), (wide, row)), 1, 0, blocks)
     return graph.reshape(zero, (wide, blocks, 1))
 
 
