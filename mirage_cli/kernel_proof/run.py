@@ -199,15 +199,18 @@ class Run:
     arithmetic: Arithmetic
     choose: Choice = all_blocks
     granule: float = 2
-    constants: frozenset[int] = frozenset()  #: numbers of inputs that are the model's
+    constants: frozenset[int] = frozenset()  #: numbers of inputs whose values are known before: weights
     watched: bool = True  #: whether races for shared memory are looked for
-    early: frozenset[int] = frozenset()  #: numbers of inputs that no kernel writes
+    early: frozenset[int] = frozenset()  #: numbers of other inputs that no kernel writes
     at_once: bool = False  #: whether copies are there as soon as they begin, and not when they are waited for
     launched: list[tuple[str, Launch]] = field(default_factory=list)
 
     def call(self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = ()) -> list[Global]:
         """The outputs (so many elements each) for inputs [fields, elements]. Raises Fault."""
-        given = [Pointer(Global(f"input {k}", a, constant=k in self.early), 0, "char") for k, a in enumerate(inputs)]
+        given = [
+            Pointer(Global(f"input {k}", a, constant=k in self.constants | self.early), 0, "char")
+            for k, a in enumerate(inputs)
+        ]
         results = [
             Global(
                 f"output {k}",
