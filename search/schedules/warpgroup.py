@@ -317,8 +317,8 @@ class WarpgroupModel(Model):
         moved = sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
         traffic = moved * steps * units * together
         turns = waves * steps if steps == most else max(most, steps * units / slots)
-        us = self.t.launch_us + turns * step + waves * (self.c.fixed_us + (self.c.exchange_us if parts > 1 else 0.0))
-        us = max(us, self.once / self.t.bandwidth * 1e6)
+        us = max(turns * step, self.once / self.t.bandwidth * 1e6)
+        us += self.t.launch_us + waves * (self.c.fixed_us + (self.c.exchange_us if parts > 1 else 0.0))
         return Prediction(us, self.shared(s), self.floor, float(traffic))
 
     def steps(self, s: Schedule) -> tuple[float, int]:
@@ -345,4 +345,5 @@ class WarpgroupModel(Model):
         consumers = s.warps // 4 - 1
         deep = consumers == 1 or self.size(self.rows, s) > LEAST_ROWS * consumers
         us /= self.c.shares[s.number("cluster")]
-        return us / (self.c.computed_share if computed else 1.0) / (self.c.deep_share if deep else 1.0)
+        us = max(us / (self.c.deep_share if deep else 1.0), self.c.step_us[s.number("cluster")])
+        return max(us / self.c.computed_share, us + self.c.computed_us) if computed else us
