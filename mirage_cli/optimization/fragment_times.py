@@ -30,6 +30,7 @@ from mirage_cli.runtime.example import example_inputs
 
 ORIGINAL, MIRAGE = "original", "mirage"
 CRASHED = "crashed"  #: how a problem begins that ended the process that measured, or took too long
+UNCOMPARED = "not measured: there are no answers of the original to compare with"
 COLD = 4  #: a model's tensors are this many times the cache, where its limits allow
 CALL_SECONDS = 0.1  #: calls of an operator in one model are as many as this leaves room for
 SETS = 2  #: sets of inputs for a model that calls its operator once
@@ -117,7 +118,7 @@ def compare(
         if name == ORIGINAL:
             wanted, verdict = answers, None
         elif wanted is None:
-            entries[name] = Entry(name, problem="not measured: there are no answers of the original to compare with")
+            entries[name] = Entry(name, problem=UNCOMPARED)
             continue
         else:
             verdict = agreement(answers, wanted, unit)
@@ -150,7 +151,7 @@ def measure_fragment(
         try:
             calls = min(calls, max(1, int(CALL_SECONDS / _seconds(fragment, place, seed, timer))))
         except MirageError as e:
-            ours = Entry(MIRAGE, problem=f"not measured: there are no answers of the original to compare with: {e}")
+            ours = Entry(MIRAGE, problem=f"{UNCOMPARED}: {e}")
             return Comparison((Entry(ORIGINAL, problem=f"failed: {e}"), ours))
     model = fragment.model(calls)
     cuda = place.provider == "cuda"

@@ -37,7 +37,7 @@ from mirage_cli.optimization import (
     tuning_stage,
 )
 from mirage_cli.optimization import task as works
-from mirage_cli.optimization.fragment_times import MIRAGE, measure_fragments
+from mirage_cli.optimization.fragment_times import MIRAGE, UNCOMPARED, measure_fragments
 from mirage_cli.optimization.task import Work
 from mirage_cli.options import dims
 from mirage_cli.options.options import Options
@@ -327,7 +327,11 @@ class Run:
             for w in self.chosen:
                 f = comparisons[w.id]
                 row: forms.Measured = {**f.measured(device), "target": place.provider}
-                w.timed(row, f.faster, f.entry(MIRAGE).problem, o.force)
+                problem = f.entry(MIRAGE).problem
+                if o.force and problem.startswith(UNCOMPARED):  # it is no worse for that
+                    self.imported.notes.append(f"{w.name}: {problem}")
+                    problem = ""
+                w.timed(row, f.faster, problem, o.force)
 
     def time_whole(self, draft: Path) -> None:
         """With `--measure`, time the patched model beside the original; without `--force`, parts of operators are not replaced

@@ -137,7 +137,9 @@ class Warpgroup:
     ]  #: of the matrix rate that products of loaded tiles reach, by blocks that share operands
     deep_share: float  #: of that, where a consumer holds more than 64 rows, or is alone
     computed_share: float  #: of that, where the left operand is computed
-    step_us: Mapping[int, float]  #: least microseconds of an iteration of loaded tiles, by the same: what waits for what
+    step_us: Mapping[
+        int, float
+    ]  #: least microseconds of an iteration of loaded tiles, by the same: what waits for what
     computed_us: float  #: microseconds more of an iteration whose left operand is computed, at least
     score_us: float  #: microseconds of one score on a multiprocessor: its exponential, maximum and sum
     meet_us: float  #: microseconds of an iteration with scores: what waits for what

@@ -11,7 +11,7 @@ import pytest
 from mirage_cli.exporters import text
 from mirage_cli.measurement.timing import Distribution
 from mirage_cli.optimization import fragment_times, pipeline
-from mirage_cli.optimization.fragment_times import MIRAGE, ORIGINAL, Comparison, Entry
+from mirage_cli.optimization.fragment_times import MIRAGE, ORIGINAL, UNCOMPARED, Comparison, Entry
 from mirage_cli.optimization.task import Work, against
 from mirage_cli.options.options import Options
 from mirage_cli.report import forms
@@ -71,6 +71,18 @@ def test_only_what_is_faster_stays(
     assert bool(report.replaced) == replaced == (not unchanged(tmp_path / "out"))
     assert reason in report.fragments[0].reason
     assert (tmp_path / "out" / "libmirage.so").exists() == replaced
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_the_original_cannot_be_compared_with_stays_by_force(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+) -> None:
+    lost = Comparison((Entry(ORIGINAL, problem="failed: no provider"), Entry(MIRAGE, problem=UNCOMPARED)))
+    monkeypatch.setattr(pipeline, "measure_fragments", lambda models, *_: dict.fromkeys(models, lost))
+    monkeypatch.setattr(fragment_times, "measure_model", lambda *_: took(3.0, 2.0))
+    report = run(tmp_path / "out", own_cache, force=force)
+    assert bool(report.replaced) == force
+    assert any(UNCOMPARED in text for text in (*report.notes, report.fragments[0].reason))
 
 
 def test_parts_of_operators_are_the_first_to_stay(
