@@ -120,6 +120,10 @@ class Memory:
         self.values = np.zeros((self.arithmetic.fields, cells), dtype=self.arithmetic.stored)
         self.kind = np.zeros(cells, dtype=np.int8 if self.granule >= 1 else np.float32)
 
+    def granules(self, at: Array) -> Array:
+        """The granules that bytes `at` of all blocks' memories begin in."""
+        return (at / self.granule).astype(np.int64)
+
     @property
     def places(self) -> int:
         """Granules of a block."""
@@ -134,7 +138,7 @@ class Memory:
             raise Fault(f"byte {int(at[outside][0])} of {self.size} bytes of {self.name}")
         at = np.where(active, at, 0)
         own = block if p.block is None else np.asarray(p.block)
-        return ((own * self.size + at) / self.granule).astype(np.int64)
+        return self.granules(own * self.size + at)
 
     def load(self, cells: Array, size: float, lanes: Array, agents: Array, active: Array) -> Array:
         """The values of cells, arbitrary where nothing of this size was put: [fields, ..., lanes]."""

@@ -165,6 +165,7 @@ ALL = [
     *("--dry-run", "--force", "--strict", "--inputs", "given.npz"),
     *("--scheduler", "tls://there:8786", "--certificates", "mine"),
     *("--tune-candidates", "12", "--tune-budget", "30", "--tuned", "--data", "weights", "--measure"),
+    *("--unwritten", "lora*"),
 ]
 ALL_OPTIONS = Options(
     shape=("x=1x128", "y=2"),
@@ -197,6 +198,7 @@ ALL_OPTIONS = Options(
     scheduler="tls://there:8786",
     certificates="mine",
     target_file="rates.yaml",
+    unwritten=("lora*",),
 )
 
 

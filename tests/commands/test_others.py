@@ -31,12 +31,16 @@ class Found:
     passed: bool = True
     ok: bool = True
     wrong: bool = False
+    population: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {"fine": self.passed and self.ok and not self.wrong}
 
     def text(self) -> str:
         return "in words\n"
+
+    def markdown(self) -> str:
+        return "| in | words |"
 
 
 @pytest.fixture
@@ -116,7 +120,7 @@ def test_exit_codes(run: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_suite_is_handed_on(run: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Any] = []
-    monkeypatch.setattr(report, "write_markdown", lambda found, path: written.append(path))
+    monkeypatch.setattr(report, "write_markdown", lambda found, text, path: written.append(path))
     run("bench", "--suite", "paper", "--gpu", "1", "--only", "a*", "--only", "b", "--dtype", "bf16", "--no-peers", "-q")
     asked = ("--peers", "ort, eager", "--peers-from", "p.json", "--build", "kept", "--allow-tf32", "--tune")
     run(

@@ -34,7 +34,7 @@ from mirage_cli.report import mugraph_file, reader
 from mirage_cli.report.report import Report
 from mirage_cli.report.stored_plan import plan_from_json
 from mirage_cli.search.mugraph.documents import graph_from_json, graph_to_json
-from mirage_cli.suite import suite
+from mirage_cli.suite import documents, suite
 from mirage_cli.suite.suite import SuiteOptions
 from mirage_cli.tuning.cache import FILE, TuningCache
 from mirage_cli.verification.output_folder import read_fragment
@@ -290,15 +290,14 @@ def read_database(data: bytes, place: Place) -> None:
 
 def peers_seeds(place: Place) -> list[bytes]:
     """Times of an earlier run of the suite."""
-    options = SuiteOptions()
-    settings_ = {"suite": options.suite, "dtype": options.dtype, "allow_tf32": options.tf32}
+    settings_ = suite.settings_of(SuiteOptions(dtype="fp16"))
     rows = [{"name": "gqa-1", "peers": {"torch": {"us": {"median": 3.0}}}}]
-    return [json.dumps({"settings": settings_, "rows": rows}).encode()]
+    return [json.dumps({"mirage": "0.1.0", "settings": settings_, "limits": {}, "rows": rows}).encode()]
 
 
 def read_peers(data: bytes, place: Place) -> None:
     """`mirage bench --peers-from`."""
-    suite.read_peers(place.file("peers.json", data), SuiteOptions())
+    documents.read(place.file("peers.json", data), suite.settings_of(SuiteOptions(dtype="fp16")))
 
 
 # ---- options and texts -----------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def _bring(s: Any, lanes: Array, to: Array, full: Barrier, values: Array, rank: 
     address = swizzled(to[:, None] + np.arange(values.shape[2]) * BYTES) - BASE
     if address.min() < 0 or address.max() >= shared.size:
         raise Fault(f"a box is brought to byte {int(address.max())} of {shared.size} bytes of shared memory")
-    cells = (there[:, None] * shared.size + address) // shared.granule
+    cells = shared.granules(there[:, None] * shared.size + address)
     blocks = np.array(s.block)
     blocks[lanes] = there
     places = full.cells(s, blocks)[lanes]

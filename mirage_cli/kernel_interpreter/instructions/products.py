@@ -243,7 +243,7 @@ def _operand(s: Any, descriptor: Any, groups: Array, count: int, turned: bool, o
     if at.min() < 0 or at.max() + 2 > shared.size:
         raise Fault(f"a product reads byte {int(at.max())} of {shared.size} bytes of shared memory")
     first = groups * THREADS
-    cells = (s.block[first][:, None, None] * shared.size + at) // shared.granule
+    cells = shared.granules(s.block[first][:, None, None] * shared.size + at)
     warps = s.warps[first][:, None] + np.arange(4)
     lanes = s.lanes[first][:, None, None]
     if not shared.watched:
