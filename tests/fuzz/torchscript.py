@@ -185,6 +185,9 @@ class Here:
     def exported(self) -> bytes:
         return self._reading.exported()
 
+    def notes(self) -> list[str]:
+        return self._reading.notes()
+
 
 def attempt(torch: Any, code: str, shapes: tuple[str, str], folder: Path) -> str:
     """What became of a program: "no program", "read", or the code of a clean error. Raises whatever else the reader does."""
