@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirage_cli.suite.population import PARTS, RANGES, range_of
-from mirage_cli.suite.report import SuiteReport, SuiteRow, geometric, micros, percent, rounded, times
+from mirage_cli.suite.report import (
+    SuiteReport,
+    SuiteRow,
+    aligned,
+    geometric,
+    marked,
+    micros,
+    percent,
+    rounded,
+    times,
+)
 
 WORST = 20  #: rows that are shown with their reasons
 AHEAD, FAR_BEHIND = 1.0, 0.9  #: ratios to the fastest peer
@@ -172,7 +182,11 @@ def text(report: SuiteReport) -> str:
     members = [list(HEAD)]
     for what, found in groups(report):
         members += [[f"by {what}", *[""] * (len(HEAD) - 1)], *(g.cells() for g in found)]
-    shown = [*_aligned(members), "", *_aligned([list(WORST_HEAD), *worst_cells(report)])]
+    shown = [
+        *aligned(members, (0, len(HEAD) - 1)),
+        "",
+        *aligned([WORST_HEAD, *worst_cells(report)], (0, len(WORST_HEAD) - 1)),
+    ]
     problems = [f"{r.name}: {r.problem}" for r in report.rows if r.problem]
     return "\n".join([*facts(report), "", *shown, "", *problems]).rstrip() + "\n"
 
@@ -181,20 +195,5 @@ def markdown(report: SuiteReport) -> str:
     """The distribution for a document."""
     lines = [f"{line}  " for line in facts(report)]
     for what, found in groups(report):
-        lines += ["", *_table([f"by {what}", *HEAD[1:]], [g.cells() for g in found])]
-    return "\n".join([*lines, "", *_table(WORST_HEAD, worst_cells(report))])
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(r) + " |" for r in rows)]
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    last = len(widths) - 1
-    return [
-        "  ".join(
-            c.ljust(w) if k in (0, last) else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+        lines += ["", *marked([[f"by {what}", *HEAD[1:]], *(g.cells() for g in found)])]
+    return "\n".join([*lines, "", *marked([WORST_HEAD, *worst_cells(report)])])

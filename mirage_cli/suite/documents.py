@@ -54,18 +54,23 @@ def read(path: Path, settings: Mapping[str, Any]) -> Document:
 
 def merged(paths: Sequence[Path], cases: Mapping[str, Case], settings: Mapping[str, Any]) -> SuiteReport:
     """The rows of several documents that are among the cases, each from the last one that has it; settings and limits are
-    the first one's. Raises what `read` raises, UsageError where no row is left."""
+    the first one's. Raises what `read` raises, ModelError for documents of another version, UsageError where none is left."""
     found = [read(path, settings) for path in paths]
     rows = {name: r for d in found for name, r in d.rows.items() if name in cases}
     if not rows:
         raise UsageError(f"--results {paths[0]}: it has none of the rows that were asked for")
     limits = dict(found[0].limits)
-    limits["flops"] = {dtype: rate for d in reversed(found) for dtype, rate in d.limits["flops"].items()}
-    reported = [
-        row_of(c, str(r["dtype"]), {k: r[k] for k in _FIGURES if k in r}, r["peers"])
-        for name, c in cases.items()
-        if (r := rows.get(name)) is not None
-    ]
+    try:
+        limits["flops"] = {dtype: rate for d in reversed(found) for dtype, rate in d.limits["flops"].items()}
+        reported = [
+            row_of(c, str(r["dtype"]), {k: r[k] for k in _FIGURES if k in r}, r["peers"])
+            for name, c in cases.items()
+            if (r := rows.get(name)) is not None
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"--results {', '.join(map(str, paths))}: expected documents of this version, found {error}"
+        ) from None
     return SuiteReport(
         found[0].version, {**found[0].settings, "results": [str(p) for p in paths]}, limits, tuple(reported)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,29 +213,12 @@ class SuiteReport:
 
     def text(self) -> str:
         """The table for a terminal; `*` marks the fastest peer."""
-        rows = self.table()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row in rows:
-            cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-            lines.append("  ".join(cells).rstrip())
-        return "\n".join([*self.header(), "", *lines, "", *self.summary(), *self.absent()]) + "\n"
+        return "\n".join([*self.header(), "", *aligned(self.table()), "", *self.summary(), *self.absent()]) + "\n"
 
     def markdown(self) -> str:
         """The table for a document."""
-        head, *rows = self.table()
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        return "\n".join(
-            [
-                *(f"{line}  " for line in self.header()),
-                "",
-                "| " + " | ".join(head) + " |",
-                "|" + "---|" * len(head),
-                *lines,
-                "",
-                *(f"- {line}" for line in self.summary()),
-            ]
-        )
+        lines = (f"{line}  " for line in self.header())
+        return "\n".join([*lines, "", *marked(self.table()), "", *(f"- {line}" for line in self.summary())])
 
 
 def write_markdown(report: SuiteReport, markdown: str, path: Path) -> None:
@@ -264,6 +247,23 @@ def between(page: str, start: str, end: str, text: str) -> str:
 def _median(entry: dict[str, Any], key: str) -> float | None:
     distribution = entry.get(key)
     return None if distribution is None else float(distribution["median"])
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """A table for a terminal; columns `left`, by their numbers, begin together, others end together."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def marked(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table for a document; the first row is its head."""
+    head, *others = ("| " + " | ".join(row) + " |" for row in rows)
+    return [head, "|" + "---|" * len(rows[0]), *others]
 
 
 def geometric(values: Sequence[float | None]) -> float | None:

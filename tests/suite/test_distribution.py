@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mirage_cli.errors import UsageError
+from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.suite import distribution, documents, page, population, suite
 from mirage_cli.suite.report import SuiteReport, row_of
 from mirage_cli.suite.suite import SuiteOptions
@@ -99,3 +99,13 @@ def test_a_document_tells_the_machine_of_its_peers(tmp_path: Path) -> None:
     found = documents.read(path, SETTINGS)
     assert found.machine == LIMITS["gpu_state"]
     assert found.peers[NAMES[0]] == {"torch.compile": {"us": us(20.0)}}
+
+
+def test_documents_of_another_version_are_told(tmp_path: Path) -> None:
+    name, path = NAMES[0], tmp_path / "old.json"
+    settings = suite.settings_of(SuiteOptions("models"))
+    for limits, row in (({"flops": 1e15}, {"dtype": "fp16"}), ({"flops": {}}, {})):
+        rows = [{"name": name, "peers": {}, **row}]
+        path.write_text(json.dumps({"mirage": "0", "settings": settings, "limits": limits, "rows": rows}))
+        with pytest.raises(ModelError, match="expected documents of this version"):
+            suite.run(SuiteOptions("models", results=(path,)))
