@@ -360,7 +360,8 @@ def _choose(
     for candidate in (*_in_turn(candidates[:MAX_TRIES]), *candidates[MAX_TRIES:MAX_FITTED]):
         if tries == MAX_TRIES:
             break
-        if candidate.graph in wrong or fused(candidate.graph, options) in options.wrong:
+        graph = fused(candidate.graph, options)
+        if graph in wrong:
             continue
         try:
             plan = planned(identifier, program, candidate, target, operators, options)
@@ -370,7 +371,7 @@ def _choose(
         except CheckFailed as e:
             reason, tries = str(e), tries + 1
             if isinstance(e, AnyTiles):
-                wrong.add(candidate.graph)
+                wrong.add(graph)
     return None, reason
 
 
