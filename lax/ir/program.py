@@ -135,6 +135,10 @@ class Program:
         """The extent of an axis."""
         return next(a.extent for a in self.axes if a.name == axis)
 
+    def input(self, name: str | None) -> Input:
+        """The read of a source that is called so. Raises StopIteration where there is none."""
+        return next(i for i in self.inputs if i.name == name)
+
     def axes_of(self, value: str) -> frozenset[str]:
         """The axes that a value has."""
         if not self._axes_of:

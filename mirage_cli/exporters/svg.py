@@ -130,7 +130,7 @@ def _tile(operator: BlockOp, k: CustomKernel, inputs: Sequence[str], axes: Seque
 
 
 def _load(operator: BlockOp, k: CustomKernel, inputs: Sequence[str], head: str) -> Figure:
-    source = next(i for i in k.program.inputs if i.name == operator.source_value)
+    source = k.program.input(operator.source_value)
     name = inputs[source.source]
     own = {s.axis for s in source.access}
     imap = "  ".join(f"{a}↔{a}" if a in own else f"{a}↔φ" for a in k.block.grid)

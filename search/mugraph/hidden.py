@@ -213,7 +213,7 @@ class _Walk:
 
     def integer(self, name: str) -> bool:
         """True if an input holds whole numbers."""
-        source = next(i.source for i in self.program.inputs if i.name == name)
+        source = self.program.input(name).source
         return self.program.sources[source].dtype.kind == "int"
 
 

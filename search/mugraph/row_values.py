@@ -187,7 +187,7 @@ class _Values:
         return self.known[key]
 
     def _check_type(self, read: str) -> None:
-        source = next(i.source for i in self.program.inputs if i.name == read)
+        source = self.program.input(read).source
         dtype = self.program.sources[source].dtype
         if dtype.name in ("f64", "u64"):
             raise Refused(f"tensors of type {dtype} are not rendered")

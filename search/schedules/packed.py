@@ -16,7 +16,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic
-from mirage_cli.lax.ir.program import Input, Program
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp, ThreadGraph
 
 CHUNK = 16  #: bytes that are copied at a time
@@ -42,11 +42,7 @@ class Quantised:
 
 def type_of(program: Program, value: str) -> DType:
     """The type of an input's elements."""
-    return program.sources[_read(program, value).source].dtype
-
-
-def _read(program: Program, value: str) -> Input:
-    return next(i for i in program.inputs if i.name == value)
+    return program.sources[program.input(value).source].dtype
 
 
 def quantised(program: Program, graph: BlockGraph, loop: str, o: BlockOp) -> Quantised | None:
@@ -113,7 +109,7 @@ def copied(program: Program, value: str, loop: str, positions: int) -> int:
     that is impossible."""
     size, strides = type_of(program, value).size, list[float]()
     stride = ex.ONE
-    slots = [s for s in _read(program, value).access if s.extent != 1]
+    slots = [s for s in program.input(value).access if s.extent != 1]
     for s in reversed(slots):
         factor = stride.factor if isinstance(stride, Symbolic) else stride
         strides += [factor * (positions if s.axis == loop else 1) * size, factor * s.offset * size]

@@ -168,7 +168,7 @@ def _check_aligned(program: Program, graph: BlockGraph) -> None:
     for o in graph.ops:
         if o.op != "load" or o.name not in operands:
             continue
-        source = next(i for i in program.inputs if i.name == o.source_value)
+        source = program.input(o.source_value)
         vector = int(CHUNK / program.sources[source.source].dtype.size)
         slots = [s for s in source.access if s.extent != 1]
         stride: Extent = ex.ONE

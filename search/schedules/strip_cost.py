@@ -12,8 +12,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from mirage_cli.errors import Refused
-from mirage_cli.lax.dtypes import F32, DType
-from mirage_cli.lax.ir.program import Input, Program
+from mirage_cli.lax.dtypes import F32
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
 from mirage_cli.search.mugraph.visible import shown, walked
 from mirage_cli.search.schedules import packed
@@ -190,7 +190,9 @@ class Shape:
                 else:
                     self.kept += bytes_
         for o in graph.ops:
-            converted = o.op == "load" and o.name in operands and self.dtype(o.source_value or "") != types[o.name]
+            converted = (
+                o.op == "load" and o.name in operands and packed.type_of(self.p, o.source_value or "") != types[o.name]
+            )
             if converted or (o.op == "thread" and o.name in operands - r.made - r.packed.keys()):
                 bytes_ = self.elements(self.axes[o.name], o.phase) * (4 if self.exact() else 2)
                 self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
@@ -214,18 +216,10 @@ class Shape:
             self.rows(self.axes[o.name]) for o in self.g.ops if o.op in ("top", "sum") and o.inputs[0] in made
         )
 
-    def source(self, value: str) -> Input:
-        """A program's input by name."""
-        return next(i for i in self.p.inputs if i.name == value)
-
-    def dtype(self, value: str) -> DType:
-        """The type of an input's elements."""
-        return self.p.sources[self.source(value).source].dtype
-
     def run(self, value: str) -> float:
         """Bytes of an input that lie side by side in a tile."""
-        n = self.dtype(value).size
-        for slot in reversed(self.source(value).access):
+        n = packed.type_of(self.p, value).size
+        for slot in reversed(self.p.input(value).access):
             held = 1 if slot.axis is None else self.size(slot.axis, BODY)
             n *= held
             if slot.extent != held:

@@ -108,7 +108,7 @@ def aligned(start: int, walked: Sequence[tuple[str, Extent, Extent]]) -> bool:
 def _brought(program: Program, value: str) -> bool:
     """True if the copy engine can bring tiles of a value."""
     try:
-        return aligned(*walk(program, next(i for i in program.inputs if i.name == value)))
+        return aligned(*walk(program, program.input(value)))
     except Refused:
         return False
 

@@ -84,7 +84,7 @@ def is_shared(t: TileProgram, name: str) -> bool:
 def chunk_bytes(program: Program, b: Buffer, value: str) -> int:
     """Bytes (16, 8 or 4) of the largest chunks in which a program input's rows can be copied into a tile; 0 when they are
     no aligned runs of both."""
-    source = next(i for i in program.inputs if i.name == value)
+    source = program.input(value)
     dtype = program.sources[source.source].dtype
     if not b.axes:
         return 0

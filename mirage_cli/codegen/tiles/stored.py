@@ -89,7 +89,7 @@ class StoredReads:
             case Ref(b):
                 return frozenset(a for a, _ in buffers[b].axes)
             case Global(v):
-                return frozenset(a for a, _ in self.sizes(self._input(v), phase))
+                return frozenset(a for a, _ in self.sizes(self.program.input(v), phase))
             case Position(a):
                 return frozenset([a])
             case Apply(_, args):
@@ -99,7 +99,7 @@ class StoredReads:
     def product(self, e: Expr, over: Collection[str], buffers: Mapping[str, Buffer], phase: str) -> Product | None:
         """The matrix and the vector of which `e` is the product, when its sum over `over` is a contraction of one row."""
         for matrix, vector in _factors(e):
-            source = self._input(matrix.value)
+            source = self.program.input(matrix.value)
             sizes = self.sizes(source, phase)
             summed = tuple((a, n) for a, n in sizes if a in over)
             if (
@@ -110,9 +110,6 @@ class StoredReads:
             ):
                 return Product(matrix, vector, summed)
         return None
-
-    def _input(self, name: str) -> Input:
-        return next(i for i in self.program.inputs if i.name == name)
 
 
 def _factors(e: Expr) -> Iterator[tuple[Global, Expr]]:

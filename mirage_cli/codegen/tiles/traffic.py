@@ -139,7 +139,7 @@ def _compute(t: TileProgram, b: Buffer, e: Expr, touches: int) -> Iterator[Term]
 
 def _stored_reads(t: TileProgram, value: str) -> Callable[[Buffer], int]:
     """The cost of reading a stored tensor at the positions of a buffer."""
-    access = next(i.access for i in t.program.inputs if i.name == value)
+    access = t.program.input(value).access
     size = _element(t, value)
     return lambda x: _sectors_by_loop(access, size, x.axes)
 
@@ -155,7 +155,7 @@ def _fragment(t: TileProgram, e: Expr, domain: Sizes) -> Buffer | None:
 
 
 def _element(t: TileProgram, value: str) -> int:
-    source = next(i.source for i in t.program.inputs if i.name == value)
+    source = t.program.input(value).source
     return t.program.sources[source].dtype.bytes
 
 
@@ -220,7 +220,7 @@ def _operand(t: TileProgram, b: Buffer, out: Buffer, depth: int, summed: set[str
 # --- copies from global memory ----------------------------------------------------------------------------------------------
 def _copy(t: TileProgram, b: Buffer, value: str) -> int:
     """Of a load: chunks of rows asynchronously, or element by element."""
-    access = next(i.access for i in t.program.inputs if i.name == value)
+    access = t.program.input(value).access
     size = _element(t, value)
     bytes_ = chunk_bytes(t.program, b, value)
     if not bytes_:

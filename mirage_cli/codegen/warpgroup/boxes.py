@@ -101,7 +101,7 @@ def _number(e: Extent, values: Values) -> ir.Expression:
 
 def tensor_map(plan: Plan, tile: Tile, shared: bool) -> Map:
     """The map of a tile. Raises Refused where rows or the first element are at no multiples of 16 bytes."""
-    source = next(i for i in plan.program.inputs if i.name == tile.value)
+    source = plan.program.input(tile.value)
     start, strides = walk(plan.program, source)
     parts = plan.cluster if shared else 1
     height = min(tile.rows, MAX_BOX)
