@@ -62,6 +62,9 @@ CHANGES = [
     ("attention", "wait_named(1 + group, 256);", "", "comes twice"),
     ("attention", "if (step == steps - 1) {", "if (step == 0) {", "no barrier between"),
     ("attention", "wait_for_earlier();", "", "has not waited"),
+    # what is brought before the kernel in front has ended
+    ("norm", "begun = min(steps, 3);", "begun = 4;", "more than 1 arrivals"),
+    ("norm", "if (begun == 0) {", "if (begun <= 1) {", "more than 1 arrivals"),
     # products
     ("attention", "products_wait<1>();", "products_wait<2>();", "used before"),
     ("attention", "products_begin();", "", "not begun"),

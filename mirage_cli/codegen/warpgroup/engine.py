@@ -22,7 +22,7 @@ from mirage_cli.codegen.terms.expressions import SYNC, THREAD, ctype
 from mirage_cli.codegen.warpgroup.boxes import Map, tensor_map
 from mirage_cli.codegen.warpgroup.consumers import TURN, Consumers
 from mirage_cli.codegen.warpgroup.memory import Memory, Ring, following, memory, placed, slot
-from mirage_cli.codegen.warpgroup.plan import EARLY, GROUP_ROWS, HELD, Plan, plan
+from mirage_cli.codegen.warpgroup.plan import EARLY, GROUP_ROWS, HELD, Plan, Tile, plan
 from mirage_cli.codegen.warpgroup.statements import Statements, statements
 from mirage_cli.codegen.warpgroup.units import Units
 from mirage_cli.codegen.warpgroup.values import Values
@@ -52,7 +52,7 @@ def warpgroup_kernel(r: Request) -> Kernel:
     rights = {x.right for x in p.products} - {x.left for x in p.products}
     maps = {t.name: tensor_map(p, t, t.name in rights and t.ring != HELD) for t in p.tiles}
     _check(p, computed)
-    whole = _Whole(p, values, computed, maps, memory(p, computed), Units(values))
+    whole = _Whole(p, values, computed, maps, memory(p, computed), Units(values), r.constants)
     if whole.memory.bytes > r.target.shared_bytes:
         raise Refused(f"{whole.memory.bytes} bytes of shared memory, {r.target.name} has {r.target.shared_bytes}")
     launch = whole.launch(r)
@@ -89,6 +89,7 @@ class _Whole:
     maps: dict[str, Map]
     memory: Memory
     units: Units
+    constants: frozenset[int]  #: inputs that no kernel writes
 
     def launch(self, r: Request) -> Launch:
         """How the host starts the kernel."""
@@ -133,17 +134,35 @@ class _Whole:
     def producers(self) -> list[ir.Statement]:
         """The first warpgroup: a thread that brings tiles, and warps that help."""
         m, earlier = self.memory, k.run("wait_for_earlier")
-        step = self.units.each_step(*self.filled(m.early), *self.filled(m.late))
-        fills = self.units.walk(*self.filled(m.held), step)
+        begins = self.begins()
+        early = m.early.fill(*self.loads(m.early, False), first=self.loads(m.early, True), begun="begun" if begins else "")
+        step = self.units.each_step(*early, *m.late.fill(*self.loads(m.late)))
+        fills = self.units.walk(*m.held.fill(*self.loads(m.held)), step)
         return [
             *self.share("give_registers", PRODUCER_REGISTERS),
-            k.when(k.binary("==", THREAD, 0), earlier, fills),
+            k.when(k.binary("==", THREAD, 0), *begins, earlier, fills),
             *([k.when(WARP > 0, self.units.walk(self.units.each_step(*self.helped())))] if m.vectors else []),
         ]
 
-    def filled(self, ring: Ring) -> list[ir.Statement]:
-        """Statements that fill a slot."""
-        return ring.fill([s for t in ring.tiles for s in self.maps[t.name].loads(self.plan, self.values)])
+    def begins(self) -> list[ir.Statement]:
+        """Statements that bring constants to the ring before the kernel in front of this one has ended, and count slots."""
+        early = self.memory.early
+        first = self.loads(early, True)
+        if not first or self.units.limits:
+            return []
+        most = k.call("min", "steps", early.stages)
+        step = k.loop("step", "begun", self.units.step_position(), early.begin(*first))
+        ring = placed(early.stages, early.name)
+        return [k.declare("int", "begun", 0), self.units.first(ring, k.assign(k.name("begun"), most), step)]
+
+    def loads(self, ring: Ring, constant: bool | None = None) -> list[ir.Statement]:
+        """Statements that bring the tiles of a slot: all, constants, or the others."""
+        tiles = (t for t in ring.tiles if constant is None or (self.source(t) in self.constants) == constant)
+        return [s for t in tiles for s in self.maps[t.name].loads(self.plan, self.values)]
+
+    def source(self, tile: Tile) -> int:
+        """The input that a tile is of."""
+        return self.plan.program.input(tile.value).source
 
     def helped(self) -> list[ir.Statement]:
         """What helpers compute of the tiles of a slot."""

@@ -98,17 +98,31 @@ class Ring:
         """Say that the tiles of a slot are read, and go to the next one."""
         return [k.run("release", slot(self.empty, self.name)), following(self.name)] if self.tiles else []
 
-    def fill(self, loads: Sequence[ir.Statement]) -> list[ir.Statement]:
-        """Wait until a slot is empty, bring its tiles, and go to the next one."""
+    def fill(self, *loads: ir.Statement, first: Sequence[ir.Statement] = (), begun: str = "") -> list[ir.Statement]:
+        """Wait until a slot is empty, bring its tiles, those of `first` before the others, and go to the next one. Of so many
+        slots as the variable `begun` says the first ones were begun before (`begin`)."""
         if not self.tiles:
             return []
         parity = k.binary("^", k.name(self.name).member("parity"), 1)
-        filled = (
-            k.run(slot(self.empty, self.name).member("wait"), parity),
-            k.declare(k.of_type("Barrier", reference=True), "full", slot(self.full, self.name)),
-            k.run(k.name("full").member("expect"), self.bytes),
-        )
-        return [k.scope(*filled, *self.addresses(), *loads, following(self.name))]
+        beginning = [k.run(slot(self.empty, self.name).member("wait"), parity), self.expect(), *first]
+        if begun:
+            less = k.assign(k.name(begun), 1, "-=")
+            beginning = [k.when(k.binary("==", k.name(begun), 0), *beginning, otherwise=[less])]
+        return [k.scope(self.filling(), *self.addresses(), *beginning, *loads, following(self.name))]
+
+    def begin(self, *first: ir.Statement) -> ir.Statement:
+        """Begin to fill a slot that was never filled, and go to the next one."""
+        read = k.names_in(first)
+        places = (a for t, a in zip(self.tiles, self.addresses(), strict=True) if t.name in read)
+        return k.scope(self.filling(), *places, self.expect(), *first, following(self.name))
+
+    def filling(self) -> ir.Statement:
+        """The barrier of the slot that is filled, as `full`."""
+        return k.declare(k.of_type("Barrier", reference=True), "full", slot(self.full, self.name))
+
+    def expect(self) -> ir.Do:
+        """Say how many bytes come to it."""
+        return k.run(k.name("full").member("expect"), self.bytes)
 
 
 @dataclass(frozen=True, slots=True)

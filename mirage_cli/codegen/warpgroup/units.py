@@ -63,11 +63,19 @@ class Units:
     # --- the walk -----------------------------------------------------------------------------------------------------
     def walk(self, *body: ir.Statement) -> ir.Statement:
         """The loop over the units of a block, or of a cluster together."""
-        cluster = self.plan.cluster * self.plan.parts
-        start, step = (k.name(n).member("x") / cluster for n in ("blockIdx", "gridDim"))
+        start, step = self.beside("blockIdx"), self.beside("gridDim")
         if not self.limits:
             return k.loop("unit", "units", *self.places(), *body, start=start, step=step)
         return self.there_and_back(start, step, [*self.places(), *self.walked(), *body])
+
+    def first(self, *body: ir.Statement) -> ir.Statement:
+        """The first unit of a block, if it has any."""
+        inside = k.when(k.name("unit") < "units", *self.places(), *body)
+        return k.scope(k.let("int", "unit", self.beside("blockIdx")), inside)
+
+    def beside(self, variable: str) -> ir.Expression:
+        """The number of a block, or of blocks, where those of a cluster count as one."""
+        return k.name(variable).member("x") / (self.plan.cluster * self.plan.parts)
 
     def there_and_back(self, start: ir.Expression, step: ir.Expression, body: list[ir.Statement]) -> ir.Statement:
         """Units of unequal length, long ones first: every other round is walked from its end, so that blocks get equal

@@ -70,10 +70,10 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
                 int rest_ = unit / (rows_ * wide_);
                 [[maybe_unused]] const offset_t a_at = static_cast<offset_t>(rest_) * 1;
                 {
-                    held_empty[held.slot].wait(held.parity ^ 1);
                     Barrier& full = held_full[held.slot];
-                    full.expect(16384);
                     const uint32_t t2 = tiles + 0;
+                    held_empty[held.slot].wait(held.parity ^ 1);
+                    full.expect(16384);
                     {
                         const int at[] = {static_cast<int>(0), static_cast<int>(b_at + 0), static_cast<int>(a_at + 0)};
                         load_box<3>(t2 + 0, parameters.map_t2, full, at);
@@ -83,10 +83,10 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
                 for (int step = 0; step < steps; ++step) {
                     [[maybe_unused]] const offset_t d_step = static_cast<offset_t>(step) * 128;
                     {
-                        early_empty[early.slot].wait(early.parity ^ 1);
                         Barrier& full = early_full[early.slot];
-                        full.expect(16384);
                         const uint32_t t1 = tiles + 16384 + early.slot * 16384;
+                        early_empty[early.slot].wait(early.parity ^ 1);
+                        full.expect(16384);
                         {
                             const int at[] = {static_cast<int>(d_step + 0), static_cast<int>(0), static_cast<int>(a_at + 0)};
                             load_box<3>(t1 + 0, parameters.map_t1, full, at);
@@ -98,10 +98,10 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
                         early.next();
                     }
                     {
-                        late_empty[late.slot].wait(late.parity ^ 1);
                         Barrier& full = late_full[late.slot];
-                        full.expect(16384);
                         const uint32_t t0 = tiles + 49152 + late.slot * 16384;
+                        late_empty[late.slot].wait(late.parity ^ 1);
+                        full.expect(16384);
                         {
                             const int at[] = {static_cast<int>(c_at + 0), static_cast<int>(d_step + 0), static_cast<int>(a_at + 0)};
                             load_box<3>(t0 + 0, parameters.map_t0, full, at);
