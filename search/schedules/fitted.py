@@ -132,20 +132,22 @@ class Rows:
 class Warpgroup:
     """The section `warpgroup`: the engine `warpgroup`."""
 
-    shares: Mapping[
-        int, float
-    ]  #: of the matrix rate that products of loaded tiles reach, by blocks that share operands
+    share: float  #: of the matrix rate that products of loaded tiles reach
     deep_share: float  #: of that, where a consumer holds more than 64 rows, or is alone
     computed_share: float  #: of that, where the left operand is computed
-    step_us: Mapping[
-        int, float
-    ]  #: least microseconds of an iteration of loaded tiles, by the same: what waits for what
+    latency_us: float  #: microseconds from the request for a tile to its first bytes
+    brought: float  #: bytes in a microsecond that come to a multiprocessor from then on
+    copied: float  #: bytes in a microsecond that a multiprocessor is brought at most, all of them together
+    outside: float  #: how much longer an iteration takes whose rows all lie outside of their tensor
+    full: float  #: share of the memory's bandwidth that all blocks reach
+    sums_us: float  #: microseconds of blocks that add such products up together, beside what they read of one another
+    summed: float  #: bytes in a microsecond that a block reads of the others
     computed_us: float  #: microseconds more of an iteration whose left operand is computed, at least
     score_us: float  #: microseconds of one score on a multiprocessor: its exponential, maximum and sum
     meet_us: float  #: microseconds of an iteration with scores: what waits for what
     kept_us: float  #: microseconds less, where left operands stay in registers
-    fixed_us: float  #: microseconds of a unit beside its iterations
-    exchange_us: float  #: microseconds of blocks that reduce together
+    fixed_us: float  #: microseconds of a unit with scores beside its iterations
+    exchange_us: float  #: microseconds of blocks that reduce together, with scores
 
 
 Section = Cpu | Block | Clusters | Strip | Rows | Warpgroup

@@ -25,7 +25,8 @@ from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
 PANEL = 64  #: positions of a contiguous axis come in multiples of this
-LEAST_ROWS = 64
+LEAST_ROWS = 33  #: fewer are for strips, which multiply 16 at a time
+GROUP_ROWS = 64  #: rows of a matrix instruction
 CHUNK = 8  #: elements of 16 bytes
 REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgroup
 PRODUCER_REGISTERS = 40  #: of a thread of the warpgroup that brings tiles
@@ -33,7 +34,7 @@ MOST_REGISTERS = 255
 SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
 AHEAD_REGISTERS = 24  #: the same, beside those, where products run ahead
 COLUMNS = (256, 192, 128, 64)
-STAGES = (6, 4, 3, 2)  #: the most that fit
+STAGES = tuple(range(12, 1, -1))  #: the most that fit
 PARTS = (2, 4)  #: blocks that reduce together
 BARRIER_BYTES = 2048  #: of shared memory, beside tiles
 
@@ -177,10 +178,10 @@ class WarpgroupModel(Model):
             return
         wide = [a for a in self.g.grid if a not in self.batch and a not in (self.rows, self.g.loop)]
         options = [self.columns(a) for a in wide]
-        shapes = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (64, 1))
-        loops = (128, 64) if self.late else (64,)
+        known = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (64, 1))
+        shapes = tuple(s for s in known if s[0] < self.extents[self.rows] + GROUP_ROWS)
         for columns, (height, consumers), loop, parts in itertools.product(
-            itertools.product(*options), shapes, loops, PARTS if self.g.split else (1,)
+            itertools.product(*options), shapes, (128, 64), PARTS if self.g.split else (1,)
         ):
             tiles = dict(zip(wide, columns, strict=True)) | {self.rows: height}
             if self.g.split:
@@ -314,12 +315,28 @@ class WarpgroupModel(Model):
         slots = fit[together] * self.t.units * resident // fit[1]
         waves = -(-units // slots)
         step = self.step(s) * resident
-        moved = sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
-        traffic = moved * steps * units * together
+        traffic = self.moved(s) * steps * units * together
         turns = waves * steps if steps == most else max(most, steps * units / slots)
-        us = max(turns * step, self.once / self.t.bandwidth * 1e6)
-        us += self.t.launch_us + waves * (self.c.fixed_us + (self.c.exchange_us if parts > 1 else 0.0))
+        us = max(turns * step, self.once / self.t.bandwidth * 1e6 / (1.0 if self.late else self.c.full))
+        us += self.t.launch_us + waves * self.unit(s, parts)
         return Prediction(us, self.shared(s), self.floor, float(traffic))
+
+    def unit(self, s: Schedule, parts: int) -> float:
+        """Microseconds of a unit beside its iterations, where so many blocks reduce together."""
+        if self.late:
+            return self.c.fixed_us + (self.c.exchange_us if parts > 1 else 0.0)
+        tiles = (self.axes[c.inputs[0]] ^ self.axes[c.inputs[1]] for c in self.contractions)
+        read = sum(4 * self.elements(axes - self.batch, s) for axes in tiles) * (parts - 1) / parts
+        return self.c.sums_us + read / self.c.summed if parts > 1 else 0.0
+
+    def moved(self, s: Schedule) -> int:
+        """Bytes of the tiles of an iteration."""
+        return sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
+
+    def outside(self, s: Schedule) -> float:
+        """The share of the rows of all tiles that lies outside of the tensor."""
+        rows, size = self.extents[self.rows], self.size(self.rows, s)
+        return 1 - rows / (-(-rows // size) * size)
 
     def steps(self, s: Schedule) -> tuple[float, int]:
         """Iterations of a unit, in the mean and at most: those of which a mask shows something."""
@@ -343,7 +360,9 @@ class WarpgroupModel(Model):
             return max(us, scores * self.c.score_us) + self.c.meet_us - self.c.kept_us * s.number("kept")
         computed = any(self.ops[i].op != "load" for c in self.contractions for i in c.inputs)
         consumers = s.warps // 4 - 1
-        deep = consumers == 1 or self.size(self.rows, s) > LEAST_ROWS * consumers
-        us /= self.c.shares[s.number("cluster")]
-        us = max(us / (self.c.deep_share if deep else 1.0), self.c.step_us[s.number("cluster")])
+        deep = consumers == 1 or self.size(self.rows, s) > GROUP_ROWS * consumers
+        us /= self.c.share * (self.c.deep_share if deep else 1.0)
+        moved = self.moved(s)
+        us = max(us, (self.c.latency_us + moved / self.c.brought) / (s.stages - 1), moved / self.c.copied)
+        us *= 1 + self.c.outside * self.outside(s)
         return max(us / self.c.computed_share, us + self.c.computed_us) if computed else us

@@ -135,7 +135,9 @@ class _Whole:
         """The first warpgroup: a thread that brings tiles, and warps that help."""
         m, earlier = self.memory, k.run("wait_for_earlier")
         begins = self.begins()
-        early = m.early.fill(*self.loads(m.early, False), first=self.loads(m.early, True), begun="begun" if begins else "")
+        early = m.early.fill(
+            *self.loads(m.early, False), first=self.loads(m.early, True), begun="begun" if begins else ""
+        )
         step = self.units.each_step(*early, *m.late.fill(*self.loads(m.late)))
         fills = self.units.walk(*m.held.fill(*self.loads(m.held)), step)
         return [
