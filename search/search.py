@@ -376,7 +376,7 @@ class Searcher:
     ) -> Iterator[_Option]:
         """Two kernels for the best block graphs with a split reduction, where they may be better than one kernel."""
         best = min((o.score for o in one), default=math.inf)
-        if self.options.max_kernels < 2 or 2 * target.launch_us + self._floor(program, target) >= best / MARGIN:
+        if self.options.max_kernels < 2 or 2 * target.launch_us + self._floor(program, target) >= best:
             return
         blocks = list(dict.fromkeys(o.graph.kernels[0].block for o in split))[:COMBINED]
         for block, parts in itertools.product(blocks, SPLITS):

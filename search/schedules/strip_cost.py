@@ -396,12 +396,23 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     memory = once * (_moved(shape, c.sector) / max(1, shape.stage)) / (target.bandwidth * c.stream * reached) * 1e6
     memory *= 1 + c.shallow / s.stages**2
     turns = shape.groups * shape.turns
+    memory *= _longer(shape.blocks, max(1, units * held), units, turns * shape.stage / c.copied / memory if memory else 0.0)
     copies = busiest * turns * max(c.piece_us * shape.lines, shape.stage / c.copied)
     cache = shape.blocks * turns * shape.stage / (target.bandwidth * c.cache_factor * used / target.units) * 1e6
     fixed = c.launch_us + c.wave_us * (waves - 1) + c.cluster_us.get(shape.cluster, 0.0)
     bounds = (loop * waves, memory, cache, copies)
     slowest: float = math.fsum(b**c.together for b in bounds) ** (1 / c.together)
     return fixed + slowest + c.merge_us * shape.merge * waves
+
+
+def _longer(blocks: int, slots: int, units: int, alone: float) -> float:
+    """How much longer memory takes where the last wave of blocks is a small one, which cannot use all of its bandwidth: one
+    block takes at least `alone` of the time of all."""
+    rest = blocks % slots
+    if blocks < slots or not rest:
+        return 1.0
+    share = rest / blocks
+    return 1 - share + max(share, math.ceil(rest / units) * alone)
 
 
 def _moved(shape: Shape, sector: int) -> float:
