@@ -88,6 +88,7 @@ class Strip:
         float  #: microseconds of a step of 16 rows and 32 positions of quantised numbers in an iteration of one warp
     )
     issue_step_us: float  #: microseconds of such a step on its part of a multiprocessor
+    computed_price: float  #: elementwise operations in the time of an element of a tile that is computed of tiles
     exact_price: float  #: matrix instructions in the time of as many float32 products
     split_price: float  #: the same where their numbers are split
     stream: float  #: share of the target's bandwidth that plain copies reach
@@ -132,17 +133,14 @@ class Rows:
 class Warpgroup:
     """The section `warpgroup`: the engine `warpgroup`."""
 
-    share: float  #: of the matrix rate that products of loaded tiles reach
-    deep_share: float  #: of that, where a consumer holds more than 64 rows, or is alone
-    computed_share: float  #: of that, where the left operand is computed
-    latency_us: float  #: microseconds from the request for a tile to its first bytes
-    brought: float  #: bytes in a microsecond that come to a multiprocessor from then on
+    share: float  #: of the target's matrix rate that products of loaded tiles reach where nothing else bounds them
+    latency_us: float  #: microseconds from the request for a tile until it is there
     copied: float  #: bytes in a microsecond that a multiprocessor is brought at most, all of them together
+    together: float  #: exponent with which what bounds such products adds up
     outside: float  #: how much longer an iteration takes whose rows all lie outside of their tensor
-    full: float  #: share of the memory's bandwidth that all blocks reach
     sums_us: float  #: microseconds of blocks that add such products up together, beside what they read of one another
     summed: float  #: bytes in a microsecond that a block reads of the others
-    computed_us: float  #: microseconds more of an iteration whose left operand is computed, at least
+    computed_us: float  #: microseconds of a consumer for 4096 elements of a left operand that is computed
     score_us: float  #: microseconds of one score on a multiprocessor: its exponential, maximum and sum
     meet_us: float  #: microseconds of an iteration with scores: what waits for what
     kept_us: float  #: microseconds less, where left operands stay in registers

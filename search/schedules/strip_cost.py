@@ -341,14 +341,18 @@ class Shape:
             total += math.ceil(depth / 16) * max(cols / 2, 16 * math.ceil(cols / 128) + cols / 4)
         return total * self.groups * self.across * self.members / 4
 
-    def elementwise(self) -> float:
-        """Elementwise operations of a lane in an iteration, each times its price."""
+    def elementwise(self, computed_price: float) -> float:
+        """Elementwise operations of a lane in an iteration, each times its price; an element of a tile that is computed of tiles
+        counts as many as its price says."""
         made, total = self.r.made, 0.0
+        operands = {i for o in products(self.g) for i in o.inputs}
         for o in self.g.ops:
             own = self.axes[o.name]
             n = self.rows(own) * self.cols(own) / 32 / self.members / self.across
             if o.phase == BODY and o.op == "thread" and o.thread is not None and o.name in made:
                 total += n * o.thread.flops()
+            elif o.phase == BODY and o.op == "thread" and o.name in operands:
+                total += computed_price * self.elements(own, BODY) / 32 / self.members
             elif o.phase == BODY and o.op in ("sum", "top"):
                 read = self.axes[o.inputs[0]]
                 if o.inputs[0] in made:
@@ -377,7 +381,7 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     busiest = math.ceil(shape.blocks / max(1, units))
     together = min(held, busiest)
     used = min(units, shape.blocks)
-    multiplies, elementwise = shape.multiplies(c.exact_price, c.split_price), shape.elementwise()
+    multiplies, elementwise = shape.multiplies(c.exact_price, c.split_price), shape.elementwise(c.computed_price)
     issue = c.issue_multiply_us * multiplies + c.issue_element_us * elementwise + c.issue_step_us * shape.steps()
     turn = c.latency_us + c.chained_us * shape.r.chained + c.share_us * (shape.across > 1)
     turn += c.multiply_us * multiplies + c.element_us * elementwise + c.step_us * shape.steps()
@@ -396,7 +400,9 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     memory = once * (_moved(shape, c.sector) / max(1, shape.stage)) / (target.bandwidth * c.stream * reached) * 1e6
     memory *= 1 + c.shallow / s.stages**2
     turns = shape.groups * shape.turns
-    memory *= _longer(shape.blocks, max(1, units * held), units, turns * shape.stage / c.copied / memory if memory else 0.0)
+    memory *= _longer(
+        shape.blocks, max(1, units * held), units, turns * shape.stage / c.copied / memory if memory else 0.0
+    )
     copies = busiest * turns * max(c.piece_us * shape.lines, shape.stage / c.copied)
     cache = shape.blocks * turns * shape.stage / (target.bandwidth * c.cache_factor * used / target.units) * 1e6
     fixed = c.launch_us + c.wave_us * (waves - 1) + c.cluster_us.get(shape.cluster, 0.0)

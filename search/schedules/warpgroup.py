@@ -314,10 +314,13 @@ class WarpgroupModel(Model):
         fit = self.t.fitted(Clusters).fit
         slots = fit[together] * self.t.units * resident // fit[1]
         waves = -(-units // slots)
-        step = self.step(s) * resident
         traffic = self.moved(s) * steps * units * together
         turns = waves * steps if steps == most else max(most, steps * units / slots)
-        us = max(turns * step, self.once / self.t.bandwidth * 1e6 / (1.0 if self.late else self.c.full))
+        memory = self.once / self.t.bandwidth * 1e6
+        if self.late:
+            us = max(turns * self.late_step(s) * resident, memory)
+        else:
+            us = self.accumulated(s, turns, memory)
         us += self.t.launch_us + waves * self.unit(s, parts)
         return Prediction(us, self.shared(s), self.floor, float(traffic))
 
@@ -348,21 +351,27 @@ class WarpgroupModel(Model):
         mean, most = walked(self.limits, loop, s.loop, self.extents, dict(s.tiles) | together)
         return max(mean, 1.0), max(most, 1)
 
-    def step(self, s: Schedule) -> float:
-        """Microseconds of an iteration on a multiprocessor of its own: products, or what is computed of scores beside them."""
+    def accumulated(self, s: Schedule, turns: float, memory: float) -> float:
+        """Microseconds of so many iterations that only add up products of loaded tiles, by what bounds them: products, requests
+        of a ring that is short, bytes that a multiprocessor is brought, memory."""
+        moved, consumers = self.moved(s), s.warps // 4 - 1
+        bounds = (self.products_us(s), self.c.latency_us / (s.stages - 1), moved / self.c.copied)
+        longer = turns * (1 + self.c.outside * self.outside(s))
+        sums = math.fsum((longer * b) ** self.c.together for b in bounds) + memory**self.c.together
+        lefts = {left for c in self.contractions if self.ops[left := self.left(c)].op != "load"}
+        computed = sum(self.elements(self.axes[left] - self.batch, s) for left in lefts)
+        return float(sums ** (1 / self.c.together)) + turns * self.c.computed_us * computed / (4096 * consumers)
+
+    def late_step(self, s: Schedule) -> float:
+        """Microseconds of an iteration with scores on a multiprocessor of its own: products, or what is computed of scores
+        beside them."""
+        scores = sum(self.elements({self.rows, self.g.loop or ""}, s) for c in self.contractions) / 2
+        return max(self.products_us(s), scores * self.c.score_us) + self.c.meet_us - self.c.kept_us * s.number("kept")
+
+    def products_us(self, s: Schedule) -> float:
+        """Microseconds of the products of an iteration on a multiprocessor of its own."""
         flops = 0.0
         for c in self.contractions:
             axes = frozenset(c.over).union(*(self.axes[i] for i in c.inputs))
             flops += 2.0 * self.elements(axes - self.batch, s)
-        us = flops / (self.rate / self.t.units) * 1e6
-        if self.late:
-            scores = sum(self.elements({self.rows, self.g.loop or ""}, s) for c in self.contractions) / 2
-            return max(us, scores * self.c.score_us) + self.c.meet_us - self.c.kept_us * s.number("kept")
-        computed = any(self.ops[i].op != "load" for c in self.contractions for i in c.inputs)
-        consumers = s.warps // 4 - 1
-        deep = consumers == 1 or self.size(self.rows, s) > GROUP_ROWS * consumers
-        us /= self.c.share * (self.c.deep_share if deep else 1.0)
-        moved = self.moved(s)
-        us = max(us, (self.c.latency_us + moved / self.c.brought) / (s.stages - 1), moved / self.c.copied)
-        us *= 1 + self.c.outside * self.outside(s)
-        return max(us / self.c.computed_share, us + self.c.computed_us) if computed else us
+        return flops / (self.rate / self.t.units * (1.0 if self.late else self.c.share)) * 1e6
