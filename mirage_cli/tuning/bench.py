@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.checks import kernel_check as checks
-from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Runner
+from mirage_cli.checks.kernel_check import Case, CheckJob, Runner
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.measurement import gpu_backends
@@ -28,7 +28,8 @@ from mirage_cli.tuning.cache import Measurement
 from mirage_cli.tuning.candidates import LOST
 
 Array: TypeAlias = NDArray[Any]
-START_SECONDS, CHECK_SECONDS, TIME_SECONDS = 180.0, 120.0, 60.0  #: after which a process is ended
+START_SECONDS, CHECK_SECONDS, TIME_SECONDS = 180.0, 180.0, 60.0  #: after which a process is ended
+QUICK_WORK = 2e8  #: multiply-adds of an operator from which on the ends of free axes stand for a candidate's answers
 WRONG = "wrong"  #: how a problem begins that is one of the answers
 WARM = Effort(warm_up=1, warm_seconds=2e-3, sample_seconds=5e-4)
 
@@ -76,8 +77,8 @@ class Measured:
                 drawn = constant if constant is not None else edges.draw(sources[k], tensor.shape, "random", random)
                 tensor.put(number, drawn)
         arrays = [t.get(0) for t in self.inputs[: len(sources)]]
-        self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original)
-        self.cases = list(checks.cases_of(given, self.original, parts=True))
+        self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original, QUICK_WORK)
+        self._cases: list[Case | str] | None = None
         self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
 
     def ready(self) -> str:
@@ -89,21 +90,21 @@ class Measured:
 
     # --- answers ------------------------------------------------------------------------------------------------------
     def check(self, library: Path) -> str:
-        """The fault in a library's answers, on every case and at the sizes that are timed; nothing when they are
-        right."""
-        verdict = self.checked(library)
-        if not verdict.passed:
-            return f"{WRONG} ({verdict.case} inputs): {verdict.worst}"
-        return self._answers(self._entry(library))
+        """The fault in a library's answers in any case of the check; nothing when they are right."""
+        verdict = checks.judge(self.job.check.program, self._runner(library), self.cases)
+        return "" if verdict.passed else f"{WRONG} ({verdict.case} inputs): {verdict.worst}"
 
-    def checked(self, library: Path) -> FloatCheck:
-        """The verdict over the cases of the check."""
-        return checks.judge(self.job.check.program, self._runner(library), self.cases)
+    @property
+    def cases(self) -> list[Case | str]:
+        """The cases of the check, made when they are first asked for: most candidates are held against one only."""
+        if self._cases is None:
+            self._cases = list(checks.cases_of(self.job.check, self.original, parts=True))
+        return self._cases
 
-    def _answers(self, entry: Entry) -> str:
-        """The fault in what a kernel writes in every set; empty when there is none."""
+    def answers(self, library: Path) -> str:
+        """The fault in what a library writes in every set at the sizes that are timed, the first against float64."""
         self._poison()
-        self.timer.run(entry.call, self.sets)
+        self.timer.run(self._entry(library).call, self.sets)
         return self._written()
 
     def _poison(self) -> None:
@@ -188,9 +189,16 @@ class IsolatedBench:
         answer = self._resident.call("ready", (), START_SECONDS)
         return answer.reason if isinstance(answer, Lost) else ""
 
+    def answers(self, library: Path) -> str:
+        """The fault in a library's answers to typical inputs, or why they are not known; nothing when they are right."""
+        return self._fault("answers", library, TIME_SECONDS)
+
     def check(self, library: Path) -> str:
-        """The fault in a library's answers, or why they are not known; nothing when they are right."""
-        answer = self._resident.call("check", (library,), CHECK_SECONDS)
+        """The same in every case of the check."""
+        return self._fault("check", library, CHECK_SECONDS)
+
+    def _fault(self, method: str, library: Path, seconds: float) -> str:
+        answer = self._resident.call(method, (library,), seconds)
         return f"{LOST} checked: {answer.reason}" if isinstance(answer, Lost) else str(answer)
 
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:

@@ -21,7 +21,7 @@ from mirage_cli.search.search import Candidate
 from mirage_cli.tuning.bench import BenchJob, IsolatedBench
 from mirage_cli.tuning.build import Settings, Workshop
 from mirage_cli.tuning.cache import Measurement, Number, Settled, Text, consistent
-from mirage_cli.tuning.candidates import Limits, Trial, Tuned, tune
+from mirage_cli.tuning.candidates import FIRST, Limits, Trial, Tuned, tune
 
 PATIENCE = 1800.0  #: seconds after which a worker's GPU is given up: a job has limits of its own for all that it does
 
@@ -70,8 +70,10 @@ def measured(job: TuneJob, at: Bench, keep: Callable[[Sequence[Trial]], None] = 
         bench.begin()
         with Scratch("mirage-tuning-") as folder:
             settings = Settings(at.nvcc, job.architecture, at.jobs, at.cache)
-            workshop = Workshop(job.identifier, job.program, load_target(job.target), job.passes, folder, settings)
-            limits = Limits(job.asked.candidates, job.asked.seconds, max(16, at.jobs))
+            target = load_target(job.target)
+            workshop = Workshop(job.identifier, job.program, target, job.passes, folder, settings)
+            error = target.error if job.program.packed is None else target.packed_error
+            limits = Limits(job.asked.candidates, job.asked.seconds, max(FIRST, at.jobs), error)
             tuned = tune(dict(job.pool), job.known, workshop, bench, limits, clock, keep)
     finally:
         bench.close()

@@ -105,7 +105,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 def test_a_right_candidate_has_a_time(measured: Measured, libraries: Libraries) -> None:
     assert measured.ready() == "fake 1"
-    assert measured.check(libraries["right"]) == ""
+    assert measured.answers(libraries["right"]) == ""
     (found,) = measured.time([libraries["right"]], 7)
     assert found.us is not None
     assert found.samples == 7
@@ -121,13 +121,21 @@ def test_inputs_exceed_the_cache_and_differ(measured: Measured) -> None:
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("wrong", "wrong (random inputs): rmse"),
-        ("unwritten", "wrong (random inputs): "),
+        ("wrong", "wrong (typical inputs): rmse"),
+        ("unwritten", "wrong: it leaves "),
         ("changes", "wrong: it changes input 0"),
     ],
 )
 def test_wrong_answers_are_found(measured: Measured, libraries: Libraries, kind: str, problem: str) -> None:
-    assert measured.check(libraries[kind]).startswith(problem)
+    assert measured.answers(libraries[kind]).startswith(problem)
+
+
+def test_the_cases_of_the_check_wait_until_one_is_checked(measured: Measured, libraries: Libraries) -> None:
+    measured.time([libraries["right"]], 3)
+    assert measured._cases is None
+    assert measured.check(libraries["right"]) == ""
+    assert measured._cases
+    assert measured.check(libraries["wrong"]).startswith("wrong (random inputs): rmse")
 
 
 def test_a_candidate_that_fails_says_how(measured: Measured, libraries: Libraries) -> None:
@@ -156,7 +164,7 @@ class Process:
         names = [p.name for p in (args[0] if method == "time" else args[:1])]
         if "bad" in names:
             return Lost("its process ended with SIGSEGV")
-        return {"check": "", "ready": "fake", "time": [Measurement(5.0, 5.0, 5.0, 3) for _ in names]}[method]
+        return {"check": "", "answers": "", "ready": "fake", "time": [Measurement(5.0, 5.0, 5.0, 3) for _ in names]}[method]
 
     def close(self) -> None:
         self.calls.append(("close",))
