@@ -24,7 +24,7 @@ from mirage_cli.machine.devices import Device
 from mirage_cli.optimization import environment
 from mirage_cli.optimization.task import Work
 from mirage_cli.options.options import Options
-from mirage_cli.planning import batch, fragment_cache
+from mirage_cli.planning import batch, fragment_cache, tuned
 from mirage_cli.planning.plan import FragmentPlan, PlanOptions, TargetPlan, fused, newest, planned, printed
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.processes.jobs import Crew, Kind
@@ -308,7 +308,8 @@ def _rows(w: Work, where: Where, trials: Sequence[Trial]) -> list[Row]:
     rows = []
     for t in trials:
         if not t.known and not t.result.problem.startswith(LOST):
-            described = {"name": w.name} | {k: v for k, v in t.to_json().items() if k in _DESCRIBED}
+            described = {"name": w.name, "form": tuned.form(w.program), "mugraph": tuned.identity(t.candidate.graph)}
+            described |= {k: v for k, v in t.to_json().items() if k in _DESCRIBED}
             rows.append(Row(where.columns, t.key, described, t.result))
     return rows
 

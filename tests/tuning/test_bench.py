@@ -164,7 +164,9 @@ class Process:
         names = [p.name for p in (args[0] if method == "time" else args[:1])]
         if "bad" in names:
             return Lost("its process ended with SIGSEGV")
-        return {"check": "", "answers": "", "ready": "fake", "time": [Measurement(5.0, 5.0, 5.0, 3) for _ in names]}[method]
+        return {"check": "", "answers": "", "ready": "fake", "time": [Measurement(5.0, 5.0, 5.0, 3) for _ in names]}[
+            method
+        ]
 
     def close(self) -> None:
         self.calls.append(("close",))
