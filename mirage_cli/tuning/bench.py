@@ -21,6 +21,7 @@ from mirage_cli.measurement import gpu_backends
 from mirage_cli.measurement.gpu import GpuTimer, sets_for
 from mirage_cli.measurement.gpu_entry import Entry, Sets
 from mirage_cli.measurement.timing import Distribution, Effort
+from mirage_cli.measurement.turns import turn
 from mirage_cli.numerics import edges
 from mirage_cli.processes.isolation import Lost, Resident
 from mirage_cli.runtime import sessions
@@ -63,11 +64,20 @@ class Measured:
         tensors = [*zip((*spec.inputs, *spec.outputs), shapes, strict=True)]
         size = sum(math.prod(shape) * t.dtype.bytes for t, shape in tensors)
         self.sets = sets_for(size, self.backend.cache)
-        sets = [Sets(self.backend, t.dtype, shape, self.sets) for t, shape in tensors]
-        self.inputs, self.outputs = sets[: len(spec.inputs)], sets[len(spec.inputs) :]
-        random = np.random.default_rng(given.seed)
+        with turn(job.device, alone=False):
+            sets = [Sets(self.backend, t.dtype, shape, self.sets) for t, shape in tensors]
+            self.inputs, self.outputs = sets[: len(spec.inputs)], sets[len(spec.inputs) :]
+            self._draw(given)
         sources = given.program.sources
-        extra = checks.extra_arrays(given, job.symbols)
+        arrays = [t.get(0) for t in self.inputs[: len(sources)]]
+        self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original, QUICK_WORK)
+        self._cases: list[Case | str] | None = None
+        self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
+
+    def _draw(self, given: CheckJob) -> None:
+        """Draw the inputs of every set."""
+        random, sources = np.random.default_rng(given.seed), given.program.sources
+        extra = checks.extra_arrays(given, self.job.symbols)
         for k, tensor in enumerate(self.inputs):
             constant = given.constants.get(k) if k < len(sources) else extra[k - len(sources)]
             if constant is None and tensor.dtype.is_float:
@@ -76,10 +86,6 @@ class Measured:
             for number in range(self.sets):
                 drawn = constant if constant is not None else edges.draw(sources[k], tensor.shape, "random", random)
                 tensor.put(number, drawn)
-        arrays = [t.get(0) for t in self.inputs[: len(sources)]]
-        self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original, QUICK_WORK)
-        self._cases: list[Case | str] | None = None
-        self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
 
     def ready(self) -> str:
         """The name of what times calls: it is there once this can be asked. Raises MirageError when a kernel has left
@@ -103,9 +109,10 @@ class Measured:
 
     def answers(self, library: Path) -> str:
         """The fault in what a library writes in every set at the sizes that are timed, the first against float64."""
-        self._poison()
-        self.timer.run(self._entry(library).call, self.sets)
-        return self._written()
+        with turn(self.job.device, alone=False):
+            self._poison()
+            self.timer.run(self._entry(library).call, self.sets)
+            return self._written()
 
     def _poison(self) -> None:
         for tensor in self.outputs:
@@ -132,6 +139,10 @@ class Measured:
 
         def run(arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
             given = [*arrays, *checks.extra_arrays(self.job.check, symbols)]
+            with turn(self.job.device, alone=False):
+                return called(given, symbols)
+
+        def called(given: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
             inputs = [weights.get(id(a)) or self._uploaded(a) for a in given]
             outputs = [Sets(backend, t.dtype, [ex.value(d, symbols) for d in t.dims], 1) for t in spec.outputs]
             for tensor in outputs:
@@ -171,15 +182,22 @@ def measurement(times: Distribution) -> Measurement:
     return Measurement(median, min(low, median), max(high, median), len(times.samples))
 
 
-class IsolatedBench:
-    """`Measured` in a process of its own, which is ended when a call takes too long and begun again for the next one."""
+def new_process() -> Resident:
+    """A process for one `IsolatedBench` after the other, which begins with the first."""
+    return Resident(Measured, (), START_SECONDS)
 
-    def __init__(self, job: BenchJob) -> None:
-        self._resident = Resident(Measured, (job,), START_SECONDS)
+
+class IsolatedBench:
+    """`Measured` in a process of its own, which is ended when a call takes too long and begun again for the next one. A
+    process that has measured another job may be given: loading the GPU's library takes longer than a candidate."""
+
+    def __init__(self, job: BenchJob, process: Resident | None = None) -> None:
+        self.job = job
+        self._resident = process or Resident(Measured, (job,), START_SECONDS)
 
     def begin(self) -> None:
-        """Begin the process without waiting for it."""
-        self._resident.begin()
+        """Begin, without waiting for the process."""
+        self._resident.renew((self.job,))
 
     def start(self) -> str:
         """Wait until the process can be asked; why it cannot, or nothing. One whose device has failed is begun again."""
@@ -203,7 +221,8 @@ class IsolatedBench:
 
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
         """Times of one call of each; where all together fail, of each alone."""
-        answer: list[Measurement] | Lost = self._resident.call("time", (list(libraries), samples), TIME_SECONDS)
+        with turn(self.job.device, alone=True):
+            answer: list[Measurement] | Lost = self._resident.call("time", (list(libraries), samples), TIME_SECONDS)
         if not isinstance(answer, Lost):
             return answer
         if len(libraries) == 1:

@@ -15,6 +15,7 @@ from mirage_cli.files import codec
 from mirage_cli.files.staging import Scratch
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.measurement.timing import WallClock
+from mirage_cli.processes.isolation import Resident
 from mirage_cli.processes.jobs import Job, Kind
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Candidate
@@ -45,11 +46,13 @@ class TuneJob:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where candidates are compiled: nvcc, compilations at a time, the folder of kept objects."""
+    """Where candidates are compiled and run: nvcc, compilations at a time, the folder of kept objects, and the process that
+    measures one job after the other; without, each job has one of its own."""
 
     nvcc: Tool
     jobs: int
     cache: Path | None
+    process: Resident | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def measured(job: TuneJob, at: Bench, keep: Callable[[Sequence[Trial]], None] = 
     """Time candidates; `keep` is told every new trial at once. Raises MirageError."""
     clock = WallClock()
     start = clock.now()
-    bench = IsolatedBench(job.bench)
+    bench = IsolatedBench(job.bench, at.process)
     try:
         bench.begin()
         with Scratch("mirage-tuning-") as folder:
@@ -76,7 +79,8 @@ def measured(job: TuneJob, at: Bench, keep: Callable[[Sequence[Trial]], None] = 
             limits = Limits(job.asked.candidates, job.asked.seconds, max(FIRST, at.jobs), error)
             tuned = tune(dict(job.pool), job.known, workshop, bench, limits, clock, keep)
     finally:
-        bench.close()
+        if at.process is None:
+            bench.close()
     return Outcome(tuned, clock.now() - start, bench.stuck)
 
 

@@ -94,7 +94,7 @@ class Gpu:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
     monkeypatch.setattr(session, "Workshop", made.workshop)
-    monkeypatch.setattr(session, "IsolatedBench", lambda _: made)
+    monkeypatch.setattr(session, "IsolatedBench", lambda *_: made)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -172,6 +173,19 @@ class Process:
         self.calls.append(("close",))
 
 
+class Told:
+    """Stands in for `Measured`: answers with the size of its job and the process in which it is."""
+
+    def __init__(self, job: BenchJob) -> None:
+        self.job = job
+
+    def ready(self) -> str:
+        return "told"
+
+    def check(self, library: Path) -> str:
+        return f"{self.job.symbols['n']} {os.getpid()}"
+
+
 def test_what_ends_the_process_costs_its_own_result_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning_bench, "Resident", Process)
     bench = IsolatedBench(job())
@@ -181,6 +195,23 @@ def test_what_ends_the_process_costs_its_own_result_only(monkeypatch: pytest.Mon
     found = bench.time([Path("good"), Path("bad"), Path("other")], 3)
     assert [m.us for m in found] == [5.0, None, 5.0]
     assert found[1].problem == "it could not be timed: its process ended with SIGSEGV"
+
+
+def test_a_process_measures_one_job_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_bench, "Measured", Told)
+    process = tuning_bench.new_process()
+    try:
+        for n in (64, 32):
+            bench = IsolatedBench(replace(job(), symbols={"n": n}), process)
+            bench.begin()
+            assert bench.start() == ""
+            sizes, owner = bench.check(Path("k")).split()
+            assert sizes == str(n)
+        first = IsolatedBench(job(), process)
+        first.begin()
+        assert first.check(Path("k")) == f"64 {owner}"  # the same process
+    finally:
+        process.close()
 
 
 def test_a_process_without_a_gpu_says_so() -> None:

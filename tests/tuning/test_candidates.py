@@ -48,9 +48,9 @@ def time(us: float, samples: int = QUICK) -> Measurement:
 @dataclass
 class Machine:
     """Builder, bench and clock: a build takes 10 s, a look at answers 1 s, a check 5 s, a time 2 s; `us` says what
-    candidates take, `wrong` which of them give wrong answers, `rarely` which do so in some case of the check, `broken` which
-    do not build, `refused` which are not rendered, `trapping` which cost the bench its process, `lost` which do so when they are
-    timed again, `deadly` which end it for good."""
+    candidates take, `wrong` which of them give wrong answers, `rarely` which do so in some case of the check, `broken`
+    which do not build, `refused` which are not rendered, `trapping` which cost the bench its process, `lost` which do so
+    when they are timed again, `deadly` which end it for good."""
 
     us: Mapping[str, float]
     pool: Mapping[str, Candidate]
