@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.checks import kernel_check as checks
-from mirage_cli.checks.kernel_check import Case, CheckJob, Runner
+from mirage_cli.checks.kernel_check import Case, CheckJob, FloatCheck, Runner
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.measurement import gpu_backends
@@ -97,8 +97,12 @@ class Measured:
     # --- answers ------------------------------------------------------------------------------------------------------
     def check(self, library: Path) -> str:
         """The fault in a library's answers in any case of the check; nothing when they are right."""
-        verdict = checks.judge(self.job.check.program, self._runner(library), self.cases)
+        verdict = self.checked(library)
         return "" if verdict.passed else f"{WRONG} ({verdict.case} inputs): {verdict.worst}"
+
+    def checked(self, library: Path) -> FloatCheck:
+        """The verdict over the cases of the check."""
+        return checks.judge(self.job.check.program, self._runner(library), self.cases)
 
     @property
     def cases(self) -> list[Case | str]:
