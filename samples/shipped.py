@@ -144,8 +144,8 @@ def planned(layer: Layer, target: Target) -> Iterator[tuple[Work, dict[str, Cand
         yield w, {fingerprint(c): c for c in pool}, w.check_job(imported, Path(), 0, imported.limits({}))
 
 
-def rows_of(layer: Layer, gpu: int, jobs: int) -> list[dict[str, Any]]:
-    """The rows of a layer's fragments, and what was tried."""
+def rows_of(layer: Layer, gpu: int, jobs: int, every: bool = False) -> list[dict[str, Any]]:
+    """The rows of a layer's fragments, and what was tried: where a model is not trusted, `every` candidate in its turn."""
     begun, options, found = time.monotonic(), Options(), device(gpu)
     nvcc, target = own_compiler(cuda=True), load_target(environment.architecture_of(found))
     rows = []
@@ -155,6 +155,7 @@ def rows_of(layer: Layer, gpu: int, jobs: int) -> list[dict[str, Any]]:
         with Scratch("mirage-shipped-") as folder:
             workshop = Workshop(w.id, w.program, target, ALL, folder, Settings(nvcc, target.name, jobs, None))
             error = target.error if w.program.packed is None else target.packed_error
+            error = math.inf if every else error
             limits = Limits(options.tune_candidates, options.tune_budget, max(tuning.FIRST, jobs), error)
             outcome = tuning.tune(pool, {}, workshop, bench, limits, WallClock())
         told: dict[str, Any] = {
@@ -163,7 +164,7 @@ def rows_of(layer: Layer, gpu: int, jobs: int) -> list[dict[str, Any]]:
             "tried": outcome.tried,
             "own_us": outcome.trials[0].result.us if outcome.trials else None,
             "problem": outcome.problem,
-            "trials": [t.to_json() for t in outcome.trials],
+            "trials": [t.to_json() | {"mugraph": tuned.identity(t.candidate.graph)} for t in outcome.trials],
         }
         for best in outcome.ranking[:1]:
             graph, schedules = best.candidate.graph, [s.to_json() for s in best.candidate.schedules]
@@ -176,14 +177,14 @@ def rows_of(layer: Layer, gpu: int, jobs: int) -> list[dict[str, Any]]:
     return rows
 
 
-def measure(file: Path, gpu: int, within: float, most: int) -> None:
+def measure(file: Path, gpu: int, within: float, most: int, every: bool = False) -> None:
     """Measure layers of which a file has no line, for so many seconds (0: all of them)."""
     end = time.monotonic() + (within or math.inf)
     done = {t["layer"] for t in _lines(file) if "row" in t} if file.exists() else set()
     asked = [layer for layer in layers() if layer.name not in done][: most or None]
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, str(max(1, cores() // AT_A_TIME)))
-    jobs = [(layer, gpu, max(2, cores() // AT_A_TIME)) for layer in asked]
+    jobs = [(layer, gpu, max(2, cores() // AT_A_TIME), every) for layer in asked]
     with closing(isolation.each(rows_of, jobs, AT_A_TIME, apart=True, seconds=SECONDS)) as outcomes:
         for k, outcome in outcomes:
             lost = isinstance(outcome, isolation.Lost)
@@ -223,9 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpu", type=int, default=0, metavar="N")
     parser.add_argument("--within", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="layers")
+    parser.add_argument("--every", action="store_true", help="time every candidate, to see what the early end costs")
     given = parser.parse_args(arguments)
     if given.what == "measure":
-        measure(given.files[0], given.gpu, given.within, given.most)
+        measure(given.files[0], given.gpu, given.within, given.most, given.every)
     elif given.what == "merge":
         merge(given.files)
     else:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from mirage_cli.codegen.requests.passes import without
-from mirage_cli.lax.dtypes import F16, F32
+from mirage_cli.lax.dtypes import F16, F32, DType
+from mirage_cli.lax.extents import symbol
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.planning import plan as plans
 from mirage_cli.planning import tuned
@@ -18,7 +22,7 @@ from mirage_cli.planning.plan import PlanOptions, plan_fragment
 from mirage_cli.planning.tuned import Row, form, identity
 from mirage_cli.search.schedules.architectures import architectures
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.search import Candidate
+from mirage_cli.search.search import Candidate, SearchOptions
 from tests.codegen.programs import NAMED, program
 
 OPTIONS = PlanOptions({"cuda": ("sm_90a",)}, pool=200)
@@ -99,6 +103,22 @@ def test_a_measured_schedule_that_is_not_proved_is_passed_over(
 
     monkeypatch.setattr(plans, "planned", doubtful)
     assert plan_fragment("abc", "norm_linear", fragment, 6, OPTIONS).plans["cuda"].schedules == pool[0].schedules
+
+
+def test_with_symbols_it_is_taken_for_typical_sizes_beside_what_others_take(ship: Ship) -> None:
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        x, w = g.input("x", (symbol("n"), 512), t), g.input("w", (512, 1024), t, True)
+        return [compose.linear(g, compose.rms_norm(g, x, [1], Fraction(1, 1 << 17)), w)]
+
+    p = program(build, F16)
+    options = replace(OPTIONS, search=SearchOptions(sizes=(("n", 8),)), pool=400)
+    own = plan_fragment("abc", "norm_linear", p, 6, options)
+    wanted = [c for c in own.pool if c.graph == own.pool[0].graph][-1]
+    ship(replace(row_of(p, wanted), extents={"n": 8}))
+    chosen = plan_fragment("abc", "norm_linear", p, 6, options).plans["cuda"]
+    assert (chosen.schedules, chosen.predicted_us) == (wanted.schedules, 0.75)
+    ship(replace(row_of(p, wanted), extents={"n": 16}))
+    assert plan_fragment("abc", "norm_linear", p, 6, options).plans["cuda"].schedules == own.pool[0].schedules
 
 
 def test_sizes_and_types_make_another_row(fragment: Program, pool: tuple[Candidate, ...], ship: Ship) -> None:

@@ -131,6 +131,17 @@ def test_wrong_answers_are_found(measured: Measured, libraries: Libraries, kind:
     assert measured.answers(libraries[kind]).startswith(problem)
 
 
+def test_the_ends_of_axes_stand_for_answers_that_are_dear(
+    libraries: Libraries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_backends, "opened", lambda _: Device())
+    monkeypatch.setattr(tuning_bench, "QUICK_WORK", 1e-9)
+    measured = Measured(job())
+    assert measured.reference.windows
+    assert measured.answers(libraries["right"]) == ""
+    assert measured.answers(libraries["wrong"]).startswith("wrong (typical inputs): rmse")
+
+
 def test_the_cases_of_the_check_wait_until_one_is_checked(measured: Measured, libraries: Libraries) -> None:
     measured.time([libraries["right"]], 3)
     assert measured._cases is None
