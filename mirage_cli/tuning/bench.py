@@ -68,11 +68,10 @@ class Measured:
             sets = [Sets(self.backend, t.dtype, shape, self.sets) for t, shape in tensors]
             self.inputs, self.outputs = sets[: len(spec.inputs)], sets[len(spec.inputs) :]
             self._draw(given)
-        sources = given.program.sources
-        arrays = [t.get(0) for t in self.inputs[: len(sources)]]
+            arrays = [t.get(0) for t in self.inputs[: len(given.program.sources)]]
+            self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
         self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original, QUICK_WORK)
         self._cases: list[Case | str] | None = None
-        self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
 
     def _draw(self, given: CheckJob) -> None:
         """Draw the inputs of every set."""
@@ -139,7 +138,8 @@ class Measured:
     def _runner(self, library: Path) -> Runner:
         """The kernel of a library as a function on arrays of the host."""
         spec, backend = self.job.check.spec, self.backend
-        weights = {id(a): self._uploaded(a) for a in self.job.check.constants.values()}
+        with turn(self.job.device, alone=False):
+            weights = {id(a): self._uploaded(a) for a in self.job.check.constants.values()}
 
         def run(arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
             given = [*arrays, *checks.extra_arrays(self.job.check, symbols)]
