@@ -396,7 +396,9 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     memory = once * (_moved(shape, c.sector) / max(1, shape.stage)) / (target.bandwidth * c.stream * reached) * 1e6
     memory *= 1 + c.shallow / s.stages**2
     turns = shape.groups * shape.turns
-    memory *= _longer(shape.blocks, max(1, units * held), units, turns * shape.stage / c.copied / memory if memory else 0.0)
+    memory *= _longer(
+        shape.blocks, max(1, units * held), units, turns * shape.stage / c.copied / memory if memory else 0.0
+    )
     copies = busiest * turns * max(c.piece_us * shape.lines, shape.stage / c.copied)
     cache = shape.blocks * turns * shape.stage / (target.bandwidth * c.cache_factor * used / target.units) * 1e6
     fixed = c.launch_us + c.wave_us * (waves - 1) + c.cluster_us.get(shape.cluster, 0.0)
