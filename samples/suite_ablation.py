@@ -95,6 +95,7 @@ VARIANTS = (
     Variant("weights as stored", changed=turned),
     Variant("engines", ENGINES),
     *(Variant(f"engines, {p}", (*ENGINES, p)) for p in ("fusion", "layouts", "order", "memory")),
+    Variant("tunings", ("tunings",)),
 )
 
 

@@ -19,7 +19,7 @@ from mirage_cli.runtime import sessions
 
 #: what `--peers` names, in the order of the columns, with the columns that each gives
 GROUPS: dict[str, tuple[str, ...]] = {
-    "eager": ("torch eager",),
+    "eager": ("torch eager", "torch int4", "torch dequantised"),
     "compile": ("torch.compile",),
     "sdpa": ("sdpa flash", "sdpa cudnn", "sdpa efficient"),
     "ort": ("onnxruntime",),

@@ -24,7 +24,7 @@ from mirage_cli.machine.devices import Device
 from mirage_cli.optimization import environment
 from mirage_cli.optimization.task import Work
 from mirage_cli.options.options import Options
-from mirage_cli.planning import batch, fragment_cache
+from mirage_cli.planning import batch, fragment_cache, tuned
 from mirage_cli.planning.plan import FragmentPlan, PlanOptions, TargetPlan, fused, newest, planned, printed
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.processes.jobs import Crew, Kind
@@ -33,7 +33,7 @@ from mirage_cli.report import forms
 from mirage_cli.runtime.given import Arrays
 from mirage_cli.search.search import Candidate
 from mirage_cli.tuning import build
-from mirage_cli.tuning.bench import WRONG, BenchJob
+from mirage_cli.tuning.bench import WRONG, BenchJob, new_process
 from mirage_cli.tuning.cache import SETTLED, Measurement, Row, Settled, TuningCache, Where
 from mirage_cli.tuning.candidates import LOST, REFUSED, Trial, Tuned, fingerprint
 from mirage_cli.tuning.session import TUNE, Bench, Outcome, TuneJob
@@ -208,16 +208,20 @@ def _measured(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -
     names = [_named(known[k].where, jobs[k]) for k in numbers]
     waiting, stuck = dict.fromkeys(jobs), ""
     bench = None if stage.options.scheduler is not None or not jobs else _bench(stage)
-    for n, outcome in stage.crew.each(TUNE, [(jobs[k], bench) for k in numbers], keep, names=names):
-        k = numbers[n]
-        del waiting[k]
-        if isinstance(outcome, Lost):
-            failed(work[k], outcome.reason)
-            continue
-        known[k] = _kept(work[k], known[k].where, outcome, stage)
-        yield told(k)
-        if stuck := outcome.stuck:
-            break
+    try:
+        for n, outcome in stage.crew.each(TUNE, [(jobs[k], bench) for k in numbers], keep, names=names):
+            k = numbers[n]
+            del waiting[k]
+            if isinstance(outcome, Lost):
+                failed(work[k], outcome.reason)
+                continue
+            known[k] = _kept(work[k], known[k].where, outcome, stage)
+            yield told(k)
+            if stuck := outcome.stuck:
+                break
+    finally:
+        if bench is not None and bench.process is not None:
+            bench.process.close()
     for k in waiting:
         known[k].problem = stuck
         yield told(k)
@@ -277,7 +281,7 @@ def _tune_job(w: Work, cached: Tuning, stage: Stage) -> TuneJob:
 
 def _bench(stage: Stage) -> Bench:
     """Where this machine compiles and measures."""
-    return Bench(_nvcc(stage), stage.options.jobs, environment.object_cache(stage.options))
+    return Bench(_nvcc(stage), stage.options.jobs, environment.object_cache(stage.options), new_process())
 
 
 def _nvcc(stage: Stage) -> Tool:
@@ -308,7 +312,8 @@ def _rows(w: Work, where: Where, trials: Sequence[Trial]) -> list[Row]:
     rows = []
     for t in trials:
         if not t.known and not t.result.problem.startswith(LOST):
-            described = {"name": w.name} | {k: v for k, v in t.to_json().items() if k in _DESCRIBED}
+            described = {"name": w.name, "form": tuned.form(w.program), "mugraph": tuned.identity(t.candidate.graph)}
+            described |= {k: v for k, v in t.to_json().items() if k in _DESCRIBED}
             rows.append(Row(where.columns, t.key, described, t.result))
     return rows
 

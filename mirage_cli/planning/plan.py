@@ -22,7 +22,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.numerics import infinities, quotient_overflow, rounding
 from mirage_cli.options import debug
 from mirage_cli.options.dims import Range
-from mirage_cli.planning import ranges
+from mirage_cli.planning import ranges, tuned
 from mirage_cli.search.finish.unfuse import unfused
 from mirage_cli.search.mugraph.documents import graph_to_json
 from mirage_cli.search.mugraph.mugraph import KernelGraph
@@ -188,12 +188,17 @@ def plan_fragment(
         result.statistics = searched.statistics
         debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, searched))
         wrong = set(options.wrong)
-        plan, reason = _choose(identifier, program, searched.candidates, target, operators, options, wrong)
+        best = _measured(searcher, searched, target, options)
+        plan, reason = _choose(identifier, program, best, target, operators, options, wrong)
+        fastest = plan
+        if plan is None:
+            plan, reason = _choose(identifier, program, searched.candidates, target, operators, options, wrong)
         if plan is None and wrong:
             more = searcher.with_graphs(MORE_GRAPHS).search(program, target).candidates
             plan, reason = _choose(identifier, program, more, target, operators, options, wrong)
         if plan is not None and program.symbols:
             plan = _ranged(plan, searcher, identifier, program, target, operators, options)
+            plan = plan if fastest is None else replace(fastest, others=plan.others)
         if plan is not None and program.symbols:
             plan = _everywhere(plan, program, target, operators, options)
         return plan, reason or _no_candidate(result.statistics)
@@ -214,6 +219,18 @@ def plan_fragment(
         if kind == "cuda" and plan is not None and options.pool:
             result.pool = tuple(_pool(plan, searcher, program, target, options))
     return result
+
+
+def _measured(searcher: Searcher, found: SearchResult, target: Target, options: PlanOptions) -> list[Candidate]:
+    """The candidate of which it is known that it is the fastest; nothing where parts are left out."""
+    if options.passes.off or not tuned.shipped(target.name):
+        return []
+    sizes = dict(options.search.sizes)
+    if tuned.row(found.program, target, sizes) is None:
+        return []
+    pool = [*found.candidates, *searcher.with_schedules(TUNED_SCHEDULES).search(found.program, target).candidates]
+    best = tuned.measured(found.program, pool, target, sizes)
+    return [] if best is None else [best]
 
 
 def _not_planned(program: Program) -> str:
@@ -319,8 +336,11 @@ def _pool(
     own: TargetPlan, searcher: Searcher, program: Program, target: Target, options: PlanOptions
 ) -> list[Candidate]:
     """The candidates that measuring may choose from: the model's `own` choice, then more schedules of all block graphs."""
+    found = searcher.with_schedules(TUNED_SCHEDULES).search(program, target).candidates
     first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
-    candidates = [first, *searcher.with_schedules(TUNED_SCHEDULES).search(program, target).candidates]
+    # where it was measured, what the model says of it tells how far the model is off
+    same = (c for c in found if (c.graph, c.schedules) == (own.graph, own.schedules))
+    candidates = [next(same, first), *found]
     if not options.passes.fusion:
         candidates = [replace(c, graph=unfused(c.graph)) for c in candidates]
     unique: dict[tuple[object, ...], Candidate] = {}

@@ -169,8 +169,22 @@ class Resident:
         """Let the object be made, without waiting for it."""
         if self._worker is None and not self.stuck:
             self._worker = _Worker(self._max_memory)
-            self._worker.call(_make, self._made, self._start_seconds)
-            self._making = True
+            self._make()
+
+    def renew(self, args: Sequence[Any]) -> None:
+        """Let another object take the place of this one, made of `args`, in the same process where there is one, without
+        waiting for it."""
+        self._made = (self._made[0], tuple(args))
+        if self._making:  # of what nobody has waited for
+            self.close()
+        if self._worker is not None:
+            self._make()
+        self.begin()
+
+    def _make(self) -> None:
+        assert self._worker is not None
+        self._worker.call(_make, self._made, self._start_seconds)
+        self._making = True
 
     def call(self, method: str, args: Sequence[Any], seconds: float) -> Any:
         """The result of a method, or Lost: what it raised, how the process ended, or that it took longer than `seconds` (0: no
@@ -190,7 +204,7 @@ class Resident:
         """End the process."""
         if self._worker is not None:
             self.stuck = self._worker.kill()
-            self._worker = None
+            self._worker, self._making = None, False
 
     def _answer(self, worker: _Worker) -> Any:
         while not (answers := _answers([worker])):
@@ -204,7 +218,8 @@ _HELD: list[Any] = []  #: of the process of a Resident: its object
 
 
 def _make(maker: Callable[..., Any], args: Sequence[Any]) -> None:
-    _HELD[:] = [maker(*args)]
+    _HELD.clear()  # there may be no room for two
+    _HELD.append(maker(*args))
 
 
 def _ask(method: str, args: Sequence[Any]) -> Any:

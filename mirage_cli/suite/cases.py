@@ -17,29 +17,40 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.dtypes import BF16, F16, F32, U8, DType
 
 OPSET, IR_VERSION = 20, 10
 EPSILON = 1e-5
 DRAWN = 4_194_301  #: different elements of a weight
 DTYPES = {"fp16": F16, "bf16": BF16, "fp32": F32}
-_ONNX = {"f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16, "f32": TensorProto.FLOAT}
+MICROSOFT = "com.microsoft"
+_ONNX = {"f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16, "f32": TensorProto.FLOAT, "u8": TensorProto.UINT8}
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that a case reads: its shape, the mean and deviation of its elements, whether it is a weight."""
+    """A tensor that a case reads: its shape, the mean and deviation of its elements, whether it is a weight, and one of bytes,
+    which hold two numbers of 4 bits each."""
 
     name: str
     shape: tuple[int, ...]
     std: float = 1.0
     mean: float = 0.0
     weight: bool = False
+    packed: bool = False
 
     @property
     def elements(self) -> int:
         """Number of its elements."""
         return math.prod(self.shape)
+
+    def type(self, dtype: DType) -> DType:
+        """The type of its elements in a case of this type."""
+        return U8 if self.packed else dtype
+
+    def bytes(self, dtype: DType) -> int:
+        """Its bytes in a case of this type."""
+        return self.elements * self.type(dtype).bytes
 
 
 class Net:
@@ -102,11 +113,21 @@ Function = Callable[..., Any]  #: from torch, its functional module and tensors 
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer of a case's own: a column's name, what it makes of the tensors beforehand, and what is timed."""
+
+    column: str
+    own: Function
+    function: Function
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """One row of a suite. `torch` computes it in PyTorch, `sdpa` (None where there is none) with torch's fused attention
     from what `own` makes of the tensors beforehand: keys [heads, keys, depth]. `flops` counts its matrix products;
-    `decode` tells rows of few tokens from prefill. Rows of published models say the model, what `kind` of layer it is, how
-    many `rows` a call has, the element type if it is their own, and whether they are to judge or to fit (`part`)."""
+    `further` are peers of its own, `decode` tells rows of few tokens from prefill. Rows of published models say the model,
+    what `kind` of layer it is, how many `rows` a call has, the element type if it is their own, and whether they are to
+    judge or to fit (`part`)."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -116,6 +137,7 @@ class Case:
     flops: float
     sdpa: Function | None = None
     own: Function | None = None
+    further: tuple[Peer, ...] = ()
     decode: bool = True
     opset: int = OPSET
     model_name: str = ""
@@ -126,7 +148,7 @@ class Case:
 
     def bytes(self, dtype: DType) -> int:
         """Bytes that it reads and writes at least."""
-        return (sum(t.elements for t in self.tensors) + math.prod(self.output)) * dtype.bytes
+        return sum(t.bytes(dtype) for t in self.tensors) + math.prod(self.output) * dtype.bytes
 
     @property
     def shapes(self) -> str:
@@ -153,18 +175,19 @@ class Case:
             assert net.nodes[-1].name == result  # the last node computes the output
             nodes += net.nodes
             constants |= net.constants
-            inputs += [(t.name + suffix, t.shape) for t in self.tensors if t.name not in weights]
+            inputs += [(t.name + suffix, t) for t in self.tensors if t.name not in weights]
             outputs.append((f"output{suffix}", self.output))
+        microsoft = [helper.make_opsetid(MICROSOFT, 1)] if any(t.packed for t in self.tensors) else []
         graph = helper.make_graph(
             nodes,
             self.name,
-            [helper.make_tensor_value_info(n, _ONNX[dtype.name], s) for n, s in inputs],
+            [helper.make_tensor_value_info(n, _ONNX[t.type(dtype).name], t.shape) for n, t in inputs],
             [helper.make_tensor_value_info(n, _ONNX[dtype.name], s) for n, s in outputs],
             [*constants.values(), *weights.values()],
         )
         return helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", self.opset)],
+            opset_imports=[helper.make_opsetid("", self.opset), *microsoft],
             ir_version=IR_VERSION,
             producer_name="mirage suite",
         )
@@ -172,6 +195,8 @@ class Case:
 
 def _draw(t: Tensor, dtype: DType, random: np.random.Generator) -> onnx.TensorProto:
     """A weight: as many numbers as `DRAWN`, repeated where it has more (a prime, so that no two rows of it are equal)."""
+    if t.packed:
+        return numpy_helper.from_array(random.integers(0, 256, t.shape, np.uint8), t.name)
     values = random.standard_normal(min(t.elements, DRAWN), np.float32) * np.float32(t.std) + np.float32(t.mean)
     few = values.astype(helper.tensor_dtype_to_np_dtype(_ONNX[dtype.name]))
     return numpy_helper.from_array(np.resize(few, t.shape), t.name)

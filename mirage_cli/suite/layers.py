@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mirage_cli.suite.cases import EPSILON, OPSET, Case, Net, Tensor
+from mirage_cli.suite.cases import EPSILON, MICROSOFT, OPSET, Case, Net, Peer, Tensor
 
 ATTENTION_OPSET = 23  #: the first one with the operator Attention
+NUMBERS = 4.6  #: the deviation of numbers of 4 bits that are equally likely
+INNER_TILES = 8  #: of torch's layout
 _GELU = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
@@ -25,6 +27,12 @@ class Nodes:
     def matmul(self, a: str, b: str) -> str:
         """a b."""
         return self.net("MatMul", a, b)
+
+    def packed(self, x: str, q: str, s: str, extents: tuple[int, int], block: int) -> str:
+        """x W of int4 weights in blocks: W has `extents` [inputs, outputs], q two numbers a byte, s the scales of blocks."""
+        inputs, outputs = extents
+        size = {"K": inputs, "N": outputs, "bits": 4, "block_size": block}
+        return self.net("MatMulNBits", x, q, s, domain=MICROSOFT, **size)
 
     def add(self, a: str, b: str) -> str:
         """a + b."""
@@ -64,6 +72,15 @@ class Torch:
         """a b."""
         return a @ b
 
+    def packed(self, x: Any, q: Any, s: Any, extents: tuple[int, int], block: int) -> Any:
+        """x W, W made of its numbers at every call."""
+        return x @ self.dequantised(q, s)
+
+    def dequantised(self, q: Any, s: Any) -> Any:
+        """W [inputs, outputs] of bytes [outputs, blocks, bytes] and scales [outputs, blocks]."""
+        numbers = self.torch.stack([q & 15, q >> 4], -1).flatten(2).to(s.dtype) - 8
+        return (numbers * s[:, :, None]).flatten(1).T
+
     def add(self, a: Any, b: Any) -> Any:
         """a + b."""
         return a + b
@@ -90,10 +107,36 @@ class Torch:
 
 
 @dataclass(frozen=True, slots=True)
+class Dequantised(Torch):
+    """The words on matrices that were made of int4 weights beforehand: q is one."""
+
+    def packed(self, x: Any, q: Any, s: Any, extents: tuple[int, int], block: int) -> Any:
+        """x W."""
+        return x @ q
+
+
+@dataclass(frozen=True, slots=True)
+class Int4(Torch):
+    """The words on weights in the layout of torch's own product of int4 weights, which is one of bfloat16: s has scales and
+    zeros."""
+
+    def packed(self, x: Any, q: Any, s: Any, extents: tuple[int, int], block: int) -> Any:
+        """x W."""
+        return self.torch._weight_int4pack_mm(x, q, block, s)
+
+    def laid_out(self, q: Any, s: Any) -> tuple[Any, Any]:
+        """Bytes, whose first number torch has in the upper half, and scales in that layout."""
+        torch = self.torch
+        scales = torch.stack([s.T, torch.zeros_like(s.T)], -1).to(torch.bfloat16).contiguous()
+        return torch._convert_weight_to_int4pack(((q & 15) << 4 | q >> 4).flatten(1), INNER_TILES), scales
+
+
+@dataclass(frozen=True, slots=True)
 class Dense:
     """One or two products around a row: `norm` (rms, layer, ada, or none) of x, a product to `out` columns, its
     activation; with `gated` times a second product; with `down` a product to that many columns; with `residual` plus x,
-    or plus a tensor of its own where there is neither a norm nor a second product."""
+    or plus a tensor of its own where there is neither a norm nor a second product. With `block` matrices are int4 weights
+    [outputs, blocks, bytes] with a scale for so many positions."""
 
     rows: int
     width: int
@@ -104,6 +147,7 @@ class Dense:
     bias: bool = False
     down: int = 0
     residual: bool = False
+    block: int = 0
 
     @property
     def result(self) -> int:
@@ -118,14 +162,23 @@ class Dense:
         elif self.norm:
             given.append(_vector("gain", self.width, 1.0))
             given += [_vector("shift", self.width)] if self.norm == "layer" else []
-        products = [("up", self.width, self.out), *([("gate", self.width, self.out)] if self.gated else [])]
-        products += [("down", self.out, self.down)] if self.down else []
-        for name, inputs, outputs in products:
-            given.append(Tensor(name, (inputs, outputs), inputs**-0.5, weight=True))
+        for name, (inputs, outputs) in self.products.items():
+            if self.block:
+                blocks, scale = inputs // self.block, inputs**-0.5 / NUMBERS
+                given.append(Tensor(f"{name}_q", (outputs, blocks, self.block // 2), weight=True, packed=True))
+                given.append(Tensor(f"{name}_s", (outputs, blocks), 0.1 * scale, scale, weight=True))
+            else:
+                given.append(Tensor(name, (inputs, outputs), inputs**-0.5, weight=True))
             given += [_vector(f"{name}_bias", outputs)] if self.bias else []
         if self.residual and not self._own:
             given.append(Tensor("residual", (self.rows, self.result)))
         return tuple(given)
+
+    @property
+    def products(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of its products by name."""
+        found = {"up": (self.width, self.out)} | ({"gate": (self.width, self.out)} if self.gated else {})
+        return found | ({"down": (self.out, self.down)} if self.down else {})
 
     @property
     def _own(self) -> bool:
@@ -151,7 +204,10 @@ class Dense:
         return w.add(y, t["x"] if self._own else t["residual"]) if self.residual else y
 
     def _product(self, w: Any, t: dict[str, Any], name: str, x: Any) -> Any:
-        y = w.matmul(x, t[name])
+        if self.block:
+            y = w.packed(x, t[f"{name}_q"], t[f"{name}_s"], self.products[name], self.block)
+        else:
+            y = w.matmul(x, t[name])
         return w.add(y, t[f"{name}_bias"]) if self.bias else y
 
     @property
@@ -162,7 +218,29 @@ class Dense:
     def case(self, name: str) -> Case:
         """It as a row."""
         tensors = self.tensors()
-        return _written(name, tensors, (self.rows, self.result), self.formula, self.flops)
+        case = _written(name, tensors, (self.rows, self.result), self.formula, self.flops)
+        return replace(case, further=self._peers() if self.block else ())
+
+    def _peers(self) -> tuple[Peer, ...]:
+        """What torch has for int4 weights: its own product, and one with the weights as they were."""
+        names = [t.name for t in self.tensors()]
+
+        def function(words: type[Torch]) -> Callable[..., Any]:
+            return lambda torch, f, *given: self.formula(words(torch, f), dict(zip(names, given, strict=True)))
+
+        def int4(torch: Any, *given: Any) -> list[Any]:
+            t = dict(zip(names, given, strict=True))
+            found = {n: v.to(torch.bfloat16) for n, v in t.items() if not n.endswith("_q")}
+            for n in self.products:
+                found[f"{n}_q"], found[f"{n}_s"] = Int4(torch, None).laid_out(t[f"{n}_q"], t[f"{n}_s"])
+            return [found[n] for n in names]
+
+        def wide(torch: Any, *given: Any) -> list[Any]:
+            t = dict(zip(names, given, strict=True))
+            made = {f"{n}_q": Torch(torch, None).dequantised(t[f"{n}_q"], t[f"{n}_s"]) for n in self.products}
+            return [(t | made)[n].contiguous() for n in names]
+
+        return Peer("torch int4", int4, function(Int4)), Peer("torch dequantised", wide, function(Dequantised))
 
 
 def adapted(name: str, rows: int, width: int, rank: int, out: int, scale: float) -> Case:

@@ -26,7 +26,7 @@ from mirage_cli.measurement.timing import Distribution, Effort
 from mirage_cli.runtime.sessions import element_name, numpy_type, version
 from mirage_cli.suite import suites
 from mirage_cli.suite.build import Built, Row, read
-from mirage_cli.suite.cases import DTYPES, Case, Tensor
+from mirage_cli.suite.cases import DTYPES, Case, Peer, Tensor
 
 MATRIX = 8192  #: rows and columns of the products that measure the matrix rate
 READ_BYTES = 1 << 32
@@ -138,13 +138,18 @@ class Measurement:
         self._wanted: dict[int, tuple[NDArray[Any], NDArray[np.float64]]] = {}
 
     def _drawn(self, t: Tensor, number: int) -> Sets:
-        sets = Sets(self.backend, self.dtype, t.shape, self.sets)
-        sets.draw(self.asked.seed + number, t.std, t.mean)
+        sets = Sets(self.backend, t.type(self.dtype), t.shape, self.sets)
+        if not t.packed:
+            sets.draw(self.asked.seed + number, t.std, t.mean)
+            return sets
+        random = np.random.default_rng(self.asked.seed + number)
+        for k in range(self.sets):
+            sets.put(k, random.integers(0, 256, t.shape, np.uint8))
         return sets
 
     def reference(self, number: int) -> Any:
         """The float64 result of a set."""
-        wide = [t.double() for t in self.arguments[number]]
+        wide = [t.double() if t.is_floating_point() else t for t in self.arguments[number]]
         return self.case.torch(self.torch, self.torch.nn.functional, *wide)
 
     def wanted(self, number: int) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
@@ -203,6 +208,7 @@ class Measurement:
         makers: dict[str, Callable[[], Prepared]] = {}
         if "eager" in self.asked.peers:
             makers["torch eager"] = peers.torch_maker(self.timer, lambda: plain, self.arguments, right, effort)
+            makers |= {p.column: functools.partial(self._further, p, right) for p in case.further}
         if "compile" in self.asked.peers:
             makers["torch.compile"] = peers.torch_maker(
                 self.timer,
@@ -220,6 +226,13 @@ class Measurement:
         if "ort" in self.asked.peers:
             makers["onnxruntime"] = self.onnxruntime
         return peers.prepare(self.timer, makers)
+
+    def _further(self, peer: Peer, right: Any) -> Prepared:
+        """A peer of the case's own."""
+        with self.backend.failures():
+            own = [peer.own(self.torch, *tensors) for tensors in self.arguments]
+        function = functools.partial(peer.function, self.torch, self.torch.nn.functional)
+        return peers.torch_maker(self.timer, lambda: function, own, right, self.asked.effort)()
 
     def onnxruntime(self) -> Prepared:
         """Copies of the original model in onnxruntime, each on a set of its own."""

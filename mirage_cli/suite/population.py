@@ -28,6 +28,8 @@ PROMPTS = (256, 512, 1024, 2048, 4096)
 SPEAKERS = (1, 1, 4, 8, 64)  #: tokens of a decoder that attends to an encoder
 MOST_ROWS = 4096  #: of several items
 RANKS = (8, 16, 32, 64)
+BLOCKS = (32, 128)  #: positions that share a scale
+PACKED_SHARE = 0.45  #: decoders that have rows with int4 weights, of each kind
 FP32_SHARE, OTHER_SHARE = 0.08, 0.3  #: rows in float32; in the half type that is not the model's
 MOST_BYTES, MOST_WEIGHTS, MOST_FLOPS, MOST_SCORES = 5 << 30, 15 << 27, 6e12, 1 << 30
 ATTEMPTS = 40
@@ -36,20 +38,25 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What is drawn for a row: its rows (tokens, or sequences of a step), its context (0: it has none), a rank."""
+    """What is drawn for a row: its rows (tokens, or sequences of a step), its context (0: it has none), a rank, the
+    positions of a block of int4 weights (0: they are none)."""
 
     rows: int
     context: int = 0
     rank: int = 0
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of layer: how many rows each model has of it, what is drawn, and the layer as a case."""
+    """A kind of layer: how many rows each model has of it, what is drawn, and the layer as a case; the `share` of the models
+    that have any, and whether its weights are int4."""
 
     count: int
     draw: Callable[[random.Random, int, Config], Drawn]
     make: Callable[[str, Config, Drawn], Case]
+    share: float = 1.0
+    packed: bool = False
 
 
 # ---- what is drawn ---------------------------------------------------------------------------------------------------
@@ -93,6 +100,12 @@ def _ranked(r: random.Random, k: int, c: Config) -> Drawn:
     return Drawn(r.choice(ROWS[k % len(ROWS)]), rank=r.choice(RANKS))
 
 
+def _packed(r: random.Random, k: int, c: Config) -> Drawn:
+    """Few rows or some, as where int4 weights are used."""
+    blocks = [b for b in BLOCKS if not c["hidden"] % b and not c["heads"] * c["depth"] % b]
+    return replace(_few(r, k, c), block=r.choice(blocks))
+
+
 # ---- what is made of it ----------------------------------------------------------------------------------------------
 def _heads(c: Config) -> tuple[int, int]:
     return c["heads"], c.get("kv", c["heads"])
@@ -101,22 +114,22 @@ def _heads(c: Config) -> tuple[int, int]:
 def _qkv(name: str, c: Config, d: Drawn) -> Case:
     heads, kv = _heads(c)
     out = (heads + 2 * kv) * c["depth"]
-    return Dense(d.rows, c["hidden"], out, norm=c["norm"], bias=c["bias"] != "none").case(name)
+    return Dense(d.rows, c["hidden"], out, norm=c["norm"], bias=c["bias"] != "none", block=d.block).case(name)
 
 
 def _up(name: str, c: Config, d: Drawn, norm: bool = True, down: bool = False, residual: bool = False) -> Case:
     """An MLP, from its normalisation to the product that widens, or to its end."""
     made = Dense(d.rows, c["hidden"], c["inner"], c["norm"] if norm else "", c["act"], c["gated"], c["bias"] == "all")
-    return replace(made, down=c["hidden"] if down else 0, residual=residual).case(name)
+    return replace(made, down=c["hidden"] if down else 0, residual=residual, block=d.block).case(name)
 
 
 def _projection(name: str, c: Config, d: Drawn) -> Case:
     made = Dense(d.rows, c["heads"] * c["depth"], c["hidden"], bias=c["bias"] == "all", residual=True)
-    return made.case(name)
+    return replace(made, block=d.block).case(name)
 
 
 def _head(name: str, c: Config, d: Drawn) -> Case:
-    return Dense(d.rows, c["hidden"], c["vocab"], norm=c["norm"]).case(name)
+    return Dense(d.rows, c["hidden"], c["vocab"], norm=c["norm"], block=d.block).case(name)
 
 
 def _adapter(name: str, c: Config, d: Drawn) -> Case:
@@ -153,9 +166,12 @@ KINDS: dict[str, Kind] = {
     "expert": Kind(3, _tokens, _part(_up, norm=False, down=True)),
 }
 
+_INT4 = {"int4-qkv": _qkv, "int4-projection": _projection, "int4-mlp": _up, "int4-head": _head}
+KINDS |= {name: Kind(1, _packed, make, PACKED_SHARE, packed=True) for name, make in _INT4.items()}
+
 _ENCODER = ("qkv", "norm_mlp", "mlp_down", "projection", "full")
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "decoders": (*_ENCODER[:4], "gated_mlp", "decode", "causal", "window", "lora", "head"),
+    "decoders": (*_ENCODER[:4], "gated_mlp", "decode", "causal", "window", "lora", "head", *_INT4),
     "experts": ("expert", "latent"),
     "encoders": _ENCODER,
     "diffusion": (*_ENCODER, "cross"),
@@ -193,13 +209,16 @@ def _rows(kind: str, c: Config) -> Iterator[Case]:
     if _NEEDED.get(kind, "name") not in c or (kind == "gated_mlp" and not c["gated"]):
         return
     chance, taken = random.Random(f"{c['name']} {kind}"), set[str]()
+    if KINDS[kind].share < 1 and chance.random() >= KINDS[kind].share:
+        return
     turn = chance.randrange(len(ROWS))
     for _ in range(ATTEMPTS):
         if len(taken) == KINDS[kind].count:
             return
         d = KINDS[kind].draw(chance, turn, c)
-        dtype = _dtype(chance, c["dtype"])
-        name = "_".join([c["name"], kind, f"r{d.rows}", *([f"c{d.context}"] if d.context else []), dtype])
+        dtype = "fp16" if KINDS[kind].packed else _dtype(chance, c["dtype"])
+        parts = [f"c{d.context}"] * bool(d.context) + [f"b{d.block}"] * bool(d.block)
+        name = "_".join([c["name"], kind, f"r{d.rows}", *parts, dtype])
         case = KINDS[kind].make(name, c, d)
         if name in taken or not _fits(case, dtype, c, d):
             continue
@@ -219,7 +238,7 @@ def _dtype(chance: random.Random, own: str) -> str:
 
 def _fits(case: Case, dtype: str, c: Config, d: Drawn) -> bool:
     scores = d.rows * d.context * c.get("heads", 1)
-    weights = sum(t.elements for t in case.tensors if t.weight) * DTYPES[dtype].bytes
+    weights = sum(t.bytes(DTYPES[dtype]) for t in case.tensors if t.weight)
     return (
         weights <= MOST_WEIGHTS
         and case.bytes(DTYPES[dtype]) <= MOST_BYTES

@@ -75,7 +75,10 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
         folder = options.build or stack.enter_context(Scratch("mirage-suite-"))
         folder.mkdir(parents=True, exist_ok=True)
         gpu = options.gpu if options.tune else None
-        built = Options(arch=(arch,), gpu=gpu, jobs=options.jobs, seed=options.seed, cache=options.cache)
+        without = () if options.tune else ("tunings",)  # the model's own choices are what is judged
+        built = Options(
+            arch=(arch,), gpu=gpu, jobs=options.jobs, seed=options.seed, cache=options.cache, without=without
+        )
         rows = [suite_build.Row(c.name, _own(c, options), folder, "not asked for") for c in cases]
         if not options.peers_only:
             until = began + BUILDING * options.within if options.within else math.inf

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.checks import kernel_check as checks
-from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Runner
+from mirage_cli.checks.kernel_check import Case, CheckJob, FloatCheck, Runner
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.measurement import gpu_backends
 from mirage_cli.measurement.gpu import GpuTimer, sets_for
 from mirage_cli.measurement.gpu_entry import Entry, Sets
 from mirage_cli.measurement.timing import Distribution, Effort
+from mirage_cli.measurement.turns import turn
 from mirage_cli.numerics import edges
 from mirage_cli.processes.isolation import Lost, Resident
 from mirage_cli.runtime import sessions
@@ -28,7 +29,8 @@ from mirage_cli.tuning.cache import Measurement
 from mirage_cli.tuning.candidates import LOST
 
 Array: TypeAlias = NDArray[Any]
-START_SECONDS, CHECK_SECONDS, TIME_SECONDS = 180.0, 120.0, 60.0  #: after which a process is ended
+START_SECONDS, CHECK_SECONDS, TIME_SECONDS = 180.0, 180.0, 60.0  #: after which a process is ended
+QUICK_WORK = 2e8  #: multiply-adds of an operator from which on the ends of free axes stand for a candidate's answers
 WRONG = "wrong"  #: how a problem begins that is one of the answers
 WARM = Effort(warm_up=1, warm_seconds=2e-3, sample_seconds=5e-4)
 
@@ -62,11 +64,19 @@ class Measured:
         tensors = [*zip((*spec.inputs, *spec.outputs), shapes, strict=True)]
         size = sum(math.prod(shape) * t.dtype.bytes for t, shape in tensors)
         self.sets = sets_for(size, self.backend.cache)
-        sets = [Sets(self.backend, t.dtype, shape, self.sets) for t, shape in tensors]
-        self.inputs, self.outputs = sets[: len(spec.inputs)], sets[len(spec.inputs) :]
-        random = np.random.default_rng(given.seed)
-        sources = given.program.sources
-        extra = checks.extra_arrays(given, job.symbols)
+        with turn(job.device, alone=False):
+            sets = [Sets(self.backend, t.dtype, shape, self.sets) for t, shape in tensors]
+            self.inputs, self.outputs = sets[: len(spec.inputs)], sets[len(spec.inputs) :]
+            self._draw(given)
+            arrays = [t.get(0) for t in self.inputs[: len(given.program.sources)]]
+            self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
+        self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original, QUICK_WORK)
+        self._cases: list[Case | str] | None = None
+
+    def _draw(self, given: CheckJob) -> None:
+        """Draw the inputs of every set."""
+        random, sources = np.random.default_rng(given.seed), given.program.sources
+        extra = checks.extra_arrays(given, self.job.symbols)
         for k, tensor in enumerate(self.inputs):
             constant = given.constants.get(k) if k < len(sources) else extra[k - len(sources)]
             if constant is None and tensor.dtype.is_float:
@@ -75,10 +85,6 @@ class Measured:
             for number in range(self.sets):
                 drawn = constant if constant is not None else edges.draw(sources[k], tensor.shape, "random", random)
                 tensor.put(number, drawn)
-        arrays = [t.get(0) for t in self.inputs[: len(sources)]]
-        self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original)
-        self.cases = list(checks.cases_of(given, self.original, parts=True))
-        self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
 
     def ready(self) -> str:
         """The name of what times calls: it is there once this can be asked. Raises MirageError when a kernel has left
@@ -89,22 +95,27 @@ class Measured:
 
     # --- answers ------------------------------------------------------------------------------------------------------
     def check(self, library: Path) -> str:
-        """The fault in a library's answers, on every case and at the sizes that are timed; nothing when they are
-        right."""
+        """The fault in a library's answers in any case of the check; nothing when they are right."""
         verdict = self.checked(library)
-        if not verdict.passed:
-            return f"{WRONG} ({verdict.case} inputs): {verdict.worst}"
-        return self._answers(self._entry(library))
+        return "" if verdict.passed else f"{WRONG} ({verdict.case} inputs): {verdict.worst}"
 
     def checked(self, library: Path) -> FloatCheck:
         """The verdict over the cases of the check."""
         return checks.judge(self.job.check.program, self._runner(library), self.cases)
 
-    def _answers(self, entry: Entry) -> str:
-        """The fault in what a kernel writes in every set; empty when there is none."""
-        self._poison()
-        self.timer.run(entry.call, self.sets)
-        return self._written()
+    @property
+    def cases(self) -> list[Case | str]:
+        """The cases of the check, made when they are first asked for: most candidates are held against one only."""
+        if self._cases is None:
+            self._cases = list(checks.cases_of(self.job.check, self.original, parts=True))
+        return self._cases
+
+    def answers(self, library: Path) -> str:
+        """The fault in what a library writes in every set at the sizes that are timed, the first against float64."""
+        with turn(self.job.device, alone=False):
+            self._poison()
+            self.timer.run(self._entry(library).call, self.sets)
+            return self._written()
 
     def _poison(self) -> None:
         for tensor in self.outputs:
@@ -127,10 +138,15 @@ class Measured:
     def _runner(self, library: Path) -> Runner:
         """The kernel of a library as a function on arrays of the host."""
         spec, backend = self.job.check.spec, self.backend
-        weights = {id(a): self._uploaded(a) for a in self.job.check.constants.values()}
+        with turn(self.job.device, alone=False):
+            weights = {id(a): self._uploaded(a) for a in self.job.check.constants.values()}
 
         def run(arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
             given = [*arrays, *checks.extra_arrays(self.job.check, symbols)]
+            with turn(self.job.device, alone=False):
+                return called(given, symbols)
+
+        def called(given: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
             inputs = [weights.get(id(a)) or self._uploaded(a) for a in given]
             outputs = [Sets(backend, t.dtype, [ex.value(d, symbols) for d in t.dims], 1) for t in spec.outputs]
             for tensor in outputs:
@@ -170,15 +186,22 @@ def measurement(times: Distribution) -> Measurement:
     return Measurement(median, min(low, median), max(high, median), len(times.samples))
 
 
-class IsolatedBench:
-    """`Measured` in a process of its own, which is ended when a call takes too long and begun again for the next one."""
+def new_process() -> Resident:
+    """A process for one `IsolatedBench` after the other, which begins with the first."""
+    return Resident(Measured, (), START_SECONDS)
 
-    def __init__(self, job: BenchJob) -> None:
-        self._resident = Resident(Measured, (job,), START_SECONDS)
+
+class IsolatedBench:
+    """`Measured` in a process of its own, which is ended when a call takes too long and begun again for the next one. A
+    process that has measured another job may be given: loading the GPU's library takes longer than a candidate."""
+
+    def __init__(self, job: BenchJob, process: Resident | None = None) -> None:
+        self.job = job
+        self._resident = process or Resident(Measured, (job,), START_SECONDS)
 
     def begin(self) -> None:
-        """Begin the process without waiting for it."""
-        self._resident.begin()
+        """Begin, without waiting for the process."""
+        self._resident.renew((self.job,))
 
     def start(self) -> str:
         """Wait until the process can be asked; why it cannot, or nothing. One whose device has failed is begun again."""
@@ -188,14 +211,22 @@ class IsolatedBench:
         answer = self._resident.call("ready", (), START_SECONDS)
         return answer.reason if isinstance(answer, Lost) else ""
 
+    def answers(self, library: Path) -> str:
+        """The fault in a library's answers to typical inputs, or why they are not known; nothing when they are right."""
+        return self._fault("answers", library, TIME_SECONDS)
+
     def check(self, library: Path) -> str:
-        """The fault in a library's answers, or why they are not known; nothing when they are right."""
-        answer = self._resident.call("check", (library,), CHECK_SECONDS)
+        """The same in every case of the check."""
+        return self._fault("check", library, CHECK_SECONDS)
+
+    def _fault(self, method: str, library: Path, seconds: float) -> str:
+        answer = self._resident.call(method, (library,), seconds)
         return f"{LOST} checked: {answer.reason}" if isinstance(answer, Lost) else str(answer)
 
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
         """Times of one call of each; where all together fail, of each alone."""
-        answer: list[Measurement] | Lost = self._resident.call("time", (list(libraries), samples), TIME_SECONDS)
+        with turn(self.job.device, alone=True):
+            answer: list[Measurement] | Lost = self._resident.call("time", (list(libraries), samples), TIME_SECONDS)
         if not isinstance(answer, Lost):
             return answer
         if len(libraries) == 1:

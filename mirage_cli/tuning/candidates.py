@@ -1,13 +1,15 @@
 """Tuning a fragment: which candidates to try, in what order, and which one to take. Pure: what builds candidates and what
 times them are arguments, and so is the clock.
 
-1. Candidates are tried in batches, diverse ones first: each pick has the least predicted time, times a penalty for every
-   earlier pick of the same family (kernel graph and engines), of the same tiles and engines, of the same engines. The
-   model's own choice is the first.
+1. Candidates are tried in batches, a small one first, diverse ones first: each pick has the least predicted time, times a
+   penalty for every earlier pick of the same family (kernel graph and engines), of the same tiles and engines, of the same
+   engines. The model's own choice is the first.
 2. What a family took so far, over what was predicted, corrects the predictions of the rest of it, and of families of the
    same engines that were not tried: a model that is wrong about an engine is put right by its first candidates.
-3. Every candidate is checked before it is timed, with few samples; the best few are then timed again, in turns, with many.
-4. A deadline ends the trying. What was not tried stays untried, and is said so.
+3. The trying ends where the model, by the error that it is known to have, has nothing left that gains `GAIN`; or at a
+   deadline, which is said.
+4. Candidates are held against one float64 result before they are timed, with few samples; the best few are then timed
+   again, in turns, with many. The best of these is checked on every case, and the next one where it fails.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from mirage_cli.tuning.cache import Measurement
 
 FAMILY_PENALTY, TILES_PENALTY, ENGINE_PENALTY = 1.08, 1.05, 1.02  #: for each earlier pick that has them in common
 HOPELESS = 4  #: refused candidates of a family of which none could be rendered, after which it is left
+FIRST = 6  #: candidates of the first batch
+GAIN = 1.02  #: what is not predicted to gain so much is not tried
 FINALISTS = 6
 QUICK, THOROUGH = 9, 60  #: samples of a candidate in the first round, of a finalist in the second
 BUILDING = 0.75  #: share of the time after which nothing more is built
@@ -51,8 +55,11 @@ class Bench(Protocol):
     def start(self) -> str:
         """Wait until it can be asked; what keeps it from that, or nothing."""
 
+    def answers(self, library: Path) -> str:
+        """The fault in a library's answers to typical inputs, by the accuracy rule; nothing when they are right."""
+
     def check(self, library: Path) -> str:
-        """The fault in a library's answers, by the accuracy rule; nothing when they are right."""
+        """The fault in its answers in any case of the check."""
 
     def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
         """Times of one call of each, with cold caches, sampled in turns."""
@@ -60,11 +67,13 @@ class Bench(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of tuning: candidates to try, seconds (0: no limit), candidates at a time."""
+    """Limits of tuning: candidates to try, seconds (0: no limit), candidates at a time, and how many times less than
+    predicted one may take (`Target.error`)."""
 
     candidates: int = 48
     seconds: float = 90.0
     batch: int = 16
+    error: float = 1.25
 
 
 @dataclass(slots=True)
@@ -152,32 +161,30 @@ def corrections(trials: Sequence[Trial]) -> dict[tuple[Any, ...], float]:
     return {f: math.exp(sum(values) / len(values)) for f, values in logs.items()}
 
 
+def corrected(pool: Sequence[Candidate], factors: Mapping[tuple[Any, ...], float]) -> list[float]:
+    """The predictions of a pool times the `factors` of families. A family without one takes the least one of its engines,
+    and 1 where there is none: so none is left out because another one was predicted too well."""
+    usual: dict[tuple[Any, ...], float] = {}
+    for (_, *kinds), factor in factors.items():
+        usual[tuple(kinds)] = min(factor, usual.get(tuple(kinds), factor))
+    return [c.predicted_us * factors.get(family(c), usual.get(tuple(engines(c)), 1.0)) for c in pool]
+
+
 def select(
     pool: Sequence[Candidate],
     count: int,
     tried: Sequence[Candidate] = (),
     factors: Mapping[tuple[Any, ...], float] | None = None,
 ) -> list[Candidate]:
-    """The next `count` of a pool to try after those `tried`; `factors` correct the predictions of families.
-
-    A family without a factor of its own takes the least one of its engines, and 1 where there is none: so none is left out
-    because another one was predicted too well.
-    """
-    factors = factors or {}
-    usual: dict[tuple[Any, ...], float] = {}
-    for (_, *kinds), factor in factors.items():
-        usual[tuple(kinds)] = min(factor, usual.get(tuple(kinds), factor))
+    """The next `count` of a pool to try after those `tried`; `factors` correct the predictions of families."""
     numbers: dict[tuple[Any, ...], int] = {}  # graphs are large: each is hashed once
 
     def traits(c: Candidate) -> tuple[Any, ...]:
         kinds = tuple(engines(c))
         return numbers.setdefault(family(c), len(numbers)), (kinds, *(s.tiles for s in c.schedules)), kinds
 
-    def corrected(c: Candidate) -> float:
-        return c.predicted_us * factors.get(family(c), usual.get(tuple(engines(c)), 1.0))
-
     counts = Counter(t for c in tried for t in traits(c))
-    left = [(corrected(c), c, traits(c)) for c in pool]
+    left = [(us, c, traits(c)) for us, c in zip(corrected(pool, factors or {}), pool, strict=True)]
     chosen: list[Candidate] = []
     while left and len(chosen) < count:
         prices = [
@@ -214,17 +221,10 @@ def tune(
     tuned = Tuned([Trial(c, k, known[k], known=True) for k, c in pool.items() if k in known])
     libraries: dict[str, Path] = {}
     keys = {id(c): k for k, c in pool.items()}
-    while tuned.tried < limits.candidates and len(tuned.trials) < len(pool):
+    while batch := _batch(pool, tuned, limits):
         if spent(BUILDING):
             tuned.complete = False
             break
-        tried = {t.key for t in tuned.trials}
-        count = min(limits.batch, limits.candidates - tuned.tried)
-        batch = [pool[own]] if own not in tried else []
-        left = [c for k, c in pool.items() if k not in tried and k != own]
-        left = _hopeful(left, tuned.trials) or left
-        seen = [*(t.candidate for t in tuned.trials), *batch]
-        batch += select(left, count - len(batch), seen, corrections(tuned.trials))
         libraries_built = builder.build(batch)
         tuned.problem = bench.start()
         if tuned.problem:
@@ -243,8 +243,25 @@ def tune(
             tuned.trials.append(Trial(c, key, result))
             keep(tuned.trials[-1:])
     _finals(tuned, libraries, bench, spent())
+    _check_best(tuned, libraries, builder, bench)
     tuned.trials.sort(key=lambda t: t.key != own)
     return tuned
+
+
+def _batch(pool: Mapping[str, Candidate], tuned: Tuned, limits: Limits) -> list[Candidate]:
+    """What to try next; nothing where enough was tried, or where nothing is left that may be better."""
+    count = min(limits.batch, limits.candidates - tuned.tried, *(() if tuned.trials else (FIRST,)))
+    if count <= 0 or not pool:
+        return []
+    own, tried = next(iter(pool)), {t.key for t in tuned.trials}
+    first = [pool[own]] if own not in tried else []
+    left = [c for k, c in pool.items() if k not in tried and k != own]
+    left = _hopeful(left, tuned.trials) or left
+    factors = corrections(tuned.trials)
+    most = tuned.ranking[0].us * limits.error / GAIN if tuned.ranking else math.inf
+    left = [c for us, c in zip(corrected(left, factors), left, strict=True) if us < most]
+    seen = [*(t.candidate for t in tuned.trials), *first]
+    return first + select(left, count - len(first), seen, factors)
 
 
 def _hopeful(pool: Sequence[Candidate], trials: Sequence[Trial]) -> list[Candidate]:
@@ -256,10 +273,10 @@ def _hopeful(pool: Sequence[Candidate], trials: Sequence[Trial]) -> list[Candida
 
 
 def _first(built: Built, bench: Bench) -> Measurement:
-    """The first round of one candidate: checked, then timed."""
+    """The first round of one candidate: its answers, then its time."""
     if isinstance(built, str):
         return Measurement(None, problem=built)
-    problem = bench.check(built)
+    problem = bench.answers(built)
     return Measurement(None, problem=problem) if problem else bench.time([built], QUICK)[0]
 
 
@@ -272,6 +289,19 @@ def _finals(tuned: Tuned, libraries: Mapping[str, Path], bench: Bench, spent: bo
     for t, result in zip(best, bench.time([libraries[t.key] for t in best], THOROUGH), strict=True):
         if not result.problem.startswith(LOST):
             t.result = result
+
+
+def _check_best(tuned: Tuned, libraries: Mapping[str, Path], builder: Builder, bench: Bench) -> None:
+    """Check the best on every case; one that fails has no time, and the next one is the best. What an earlier run has
+    timed is built again."""
+    while tuned.ranking and not tuned.problem:
+        best = tuned.ranking[0]
+        library = libraries.get(best.key) or builder.build([best.candidate])[0]
+        problem = bench.check(library) if isinstance(library, Path) else library
+        if not problem:
+            return
+        best.result, best.known = Measurement(None, problem=problem), False
+        tuned.problem = bench.start() if problem.startswith(LOST) else ""
 
 
 def model_error(own_us: Sequence[float], tuned_us: Sequence[float]) -> float:

@@ -15,13 +15,14 @@ from mirage_cli.files import codec
 from mirage_cli.files.staging import Scratch
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.measurement.timing import WallClock
+from mirage_cli.processes.isolation import Resident
 from mirage_cli.processes.jobs import Job, Kind
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Candidate
 from mirage_cli.tuning.bench import BenchJob, IsolatedBench
 from mirage_cli.tuning.build import Settings, Workshop
 from mirage_cli.tuning.cache import Measurement, Number, Settled, Text, consistent
-from mirage_cli.tuning.candidates import Limits, Trial, Tuned, tune
+from mirage_cli.tuning.candidates import FIRST, Limits, Trial, Tuned, tune
 
 PATIENCE = 1800.0  #: seconds after which a worker's GPU is given up: a job has limits of its own for all that it does
 
@@ -45,11 +46,13 @@ class TuneJob:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where candidates are compiled: nvcc, compilations at a time, the folder of kept objects."""
+    """Where candidates are compiled and run: nvcc, compilations at a time, the folder of kept objects, and the process that
+    measures one job after the other; without, each job has one of its own."""
 
     nvcc: Tool
     jobs: int
     cache: Path | None
+    process: Resident | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +68,19 @@ def measured(job: TuneJob, at: Bench, keep: Callable[[Sequence[Trial]], None] = 
     """Time candidates; `keep` is told every new trial at once. Raises MirageError."""
     clock = WallClock()
     start = clock.now()
-    bench = IsolatedBench(job.bench)
+    bench = IsolatedBench(job.bench, at.process)
     try:
         bench.begin()
         with Scratch("mirage-tuning-") as folder:
             settings = Settings(at.nvcc, job.architecture, at.jobs, at.cache)
-            workshop = Workshop(job.identifier, job.program, load_target(job.target), job.passes, folder, settings)
-            limits = Limits(job.asked.candidates, job.asked.seconds, max(16, at.jobs))
+            target = load_target(job.target)
+            workshop = Workshop(job.identifier, job.program, target, job.passes, folder, settings)
+            error = target.error if job.program.packed is None else target.packed_error
+            limits = Limits(job.asked.candidates, job.asked.seconds, max(FIRST, at.jobs), error)
             tuned = tune(dict(job.pool), job.known, workshop, bench, limits, clock, keep)
     finally:
-        bench.close()
+        if at.process is None:
+            bench.close()
     return Outcome(tuned, clock.now() - start, bench.stuck)
 
 

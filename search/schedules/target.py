@@ -69,6 +69,10 @@ class Target:
     features: Features = Features()
     fork_us: float = 0.0
     margin: float = 1.0  #: how many times faster than the original a fragment has to be predicted: predictions are off
+    #: how many times less than predicted a kernel may take where others of its kind take what was predicted, but for few, and
+    #: the same with packed weights
+    error: float = 1.25
+    packed_error: float = 1.5
     split: float = 0.0  #: of float32 products whose numbers are split for matrix instructions; 0: there are none
 
     @property

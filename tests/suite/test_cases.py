@@ -33,6 +33,8 @@ SMALL = (
     Dense(3, 32, 24, norm="rms", act="silu", gated=True, down=32, residual=True).case("mlp_down"),
     Dense(3, 32, 24, norm="ada", act="gelu_tanh", bias=True, down=32, residual=True).case("modulated"),
     Dense(3, 32, 24, residual=True).case("projection"),
+    Dense(3, 32, 24, norm="rms", act="silu", gated=True, bias=True, block=16).case("int4_mlp"),
+    Dense(3, 64, 32, residual=True, block=32).case("int4_projection"),
     adapted("adapted", 3, 32, 4, 24, 2.0),
     Attention(2, 6, 2, 1, 33, 8).case("decode"),
     Attention(1, 4, 4, 5, 33, 8).case("cross"),
@@ -48,7 +50,12 @@ def names(case: Case) -> str:
 def arrays(case: Case, dtype: DType) -> dict[str, np.ndarray]:
     random = np.random.default_rng(5)
     kind = sessions.numpy_type(dtype)
-    return {t.name: (random.standard_normal(t.shape) * t.std + t.mean).astype(kind) for t in case.tensors}
+    return {
+        t.name: random.integers(0, 120, t.shape, np.uint8)
+        if t.packed
+        else (random.standard_normal(t.shape) * t.std + t.mean).astype(kind)
+        for t in case.tensors
+    }
 
 
 def test_the_suite_has_every_row_of_the_paper() -> None:
@@ -66,6 +73,8 @@ def test_floors_count_what_is_read_and_written_once() -> None:
     assert by_name["rmsnorm_linear_b1"].bytes(F16) == 2 * (4096 + 4096 * 6144 + 6144)
     assert by_name["rmsnorm_linear_b1"].flops == 2 * 4096 * 6144
     assert by_name["mla_b1"].bytes(F16) == 2 * (128 * 576 + 4096 * 576 + 128 * 512)
+    int4 = Dense(2, 256, 64, block=32).case("int4")
+    assert int4.bytes(F16) == 256 * 64 // 2 + 2 * (256 * 64 // 32 + 2 * 256 + 2 * 64)
     assert by_name["prefill_attention"].flops == 4 * 32 * 4096 * 4096 * 128
 
 
@@ -94,6 +103,18 @@ def test_copies_of_a_model_compute_the_same_on_tensors_of_their_own(case: Case) 
     assert not np.allclose(both["output_0"], both["output_1"])
 
 
+def test_numbers_of_4_bits_lie_in_bytes_lower_half_first() -> None:
+    case = next(c for c in SMALL if c.name == "int4_projection")
+    given = arrays(case, F32)
+    found = sessions.run(
+        sessions.session(case.repeated(F32, 1).SerializeToString()), {f"{n}_0": a for n, a in given.items()}
+    )["output_0"]
+    q, s = given["up_q"], given["up_s"]
+    numbers = np.stack([q & 15, q >> 4], -1).reshape(32, 2, 32).astype(np.float32) - 8
+    weight = (numbers * s[:, :, None]).reshape(32, 64).T
+    assert np.allclose(found, given["x"] @ weight + given["residual"], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", SMALL, ids=names)
 @pytest.mark.torch
 def test_torch_computes_what_the_nodes_compute(case: Case) -> None:
@@ -109,6 +130,9 @@ def test_torch_computes_what_the_nodes_compute(case: Case) -> None:
     if case.sdpa is not None and case.own is not None:
         fused = case.sdpa(torch, functional, *case.own(torch, *tensors.values())).numpy()
         assert np.allclose(fused, found, rtol=1e-4, atol=1e-5)
+    for peer in case.further[1:]:  # torch's own product of int4 weights is one of bfloat16, on a GPU
+        beside = peer.function(torch, functional, *peer.own(torch, *tensors.values())).numpy()
+        assert np.allclose(beside, found, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_are_chosen_by_patterns() -> None:

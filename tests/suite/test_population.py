@@ -70,6 +70,18 @@ def test_extents_are_those_of_the_configuration() -> None:
     assert qkv.flops == 2 * qkv.rows * 3584 * 4608
 
 
+def test_some_rows_have_int4_weights() -> None:
+    rows = [c for c in population.models() if c.kind.startswith("int4-")]
+    assert len(rows) >= 40
+    assert min(Counter(c.part for c in rows).values()) >= 10
+    assert {c.kind for c in rows} == {"int4-qkv", "int4-projection", "int4-mlp", "int4-head"}
+    assert {2 * t.shape[2] for c in rows for t in c.tensors if t.packed} == {32, 128}
+    for c in rows:
+        q, s = (next(t for t in c.tensors if t.name == f"up_{n}") for n in "qs")
+        assert c.tensors[0].shape[1] == 2 * q.shape[1] * q.shape[2] and s.shape == q.shape[:2]
+        assert [p.column for p in c.further] == ["torch int4", "torch dequantised"]
+
+
 def test_a_sample_is_drawn_by_its_seed_from_what_was_asked_for() -> None:
     whole = suites.chosen("models", ["*_qkv_*"], "judge")
     assert {(c.kind, c.part) for c in whole} == {("qkv", "judge")}

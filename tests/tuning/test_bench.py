@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -105,7 +106,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 def test_a_right_candidate_has_a_time(measured: Measured, libraries: Libraries) -> None:
     assert measured.ready() == "fake 1"
-    assert measured.check(libraries["right"]) == ""
+    assert measured.answers(libraries["right"]) == ""
     (found,) = measured.time([libraries["right"]], 7)
     assert found.us is not None
     assert found.samples == 7
@@ -121,13 +122,32 @@ def test_inputs_exceed_the_cache_and_differ(measured: Measured) -> None:
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("wrong", "wrong (random inputs): rmse"),
-        ("unwritten", "wrong (random inputs): "),
+        ("wrong", "wrong (typical inputs): rmse"),
+        ("unwritten", "wrong: it leaves "),
         ("changes", "wrong: it changes input 0"),
     ],
 )
 def test_wrong_answers_are_found(measured: Measured, libraries: Libraries, kind: str, problem: str) -> None:
-    assert measured.check(libraries[kind]).startswith(problem)
+    assert measured.answers(libraries[kind]).startswith(problem)
+
+
+def test_the_ends_of_axes_stand_for_answers_that_are_dear(
+    libraries: Libraries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_backends, "opened", lambda _: Device())
+    monkeypatch.setattr(tuning_bench, "QUICK_WORK", 1e-9)
+    measured = Measured(job())
+    assert measured.reference.windows
+    assert measured.answers(libraries["right"]) == ""
+    assert measured.answers(libraries["wrong"]).startswith("wrong (typical inputs): rmse")
+
+
+def test_the_cases_of_the_check_wait_until_one_is_checked(measured: Measured, libraries: Libraries) -> None:
+    measured.time([libraries["right"]], 3)
+    assert measured._cases is None
+    assert measured.check(libraries["right"]) == ""
+    assert measured._cases
+    assert measured.check(libraries["wrong"]).startswith("wrong (random inputs): rmse")
 
 
 def test_a_candidate_that_fails_says_how(measured: Measured, libraries: Libraries) -> None:
@@ -156,10 +176,25 @@ class Process:
         names = [p.name for p in (args[0] if method == "time" else args[:1])]
         if "bad" in names:
             return Lost("its process ended with SIGSEGV")
-        return {"check": "", "ready": "fake", "time": [Measurement(5.0, 5.0, 5.0, 3) for _ in names]}[method]
+        return {"check": "", "answers": "", "ready": "fake", "time": [Measurement(5.0, 5.0, 5.0, 3) for _ in names]}[
+            method
+        ]
 
     def close(self) -> None:
         self.calls.append(("close",))
+
+
+class Told:
+    """Stands in for `Measured`: answers with the size of its job and the process in which it is."""
+
+    def __init__(self, job: BenchJob) -> None:
+        self.job = job
+
+    def ready(self) -> str:
+        return "told"
+
+    def check(self, library: Path) -> str:
+        return f"{self.job.symbols['n']} {os.getpid()}"
 
 
 def test_what_ends_the_process_costs_its_own_result_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +206,23 @@ def test_what_ends_the_process_costs_its_own_result_only(monkeypatch: pytest.Mon
     found = bench.time([Path("good"), Path("bad"), Path("other")], 3)
     assert [m.us for m in found] == [5.0, None, 5.0]
     assert found[1].problem == "it could not be timed: its process ended with SIGSEGV"
+
+
+def test_a_process_measures_one_job_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_bench, "Measured", Told)
+    process = tuning_bench.new_process()
+    try:
+        for n in (64, 32):
+            bench = IsolatedBench(replace(job(), symbols={"n": n}), process)
+            bench.begin()
+            assert bench.start() == ""
+            sizes, owner = bench.check(Path("k")).split()
+            assert sizes == str(n)
+        first = IsolatedBench(job(), process)
+        first.begin()
+        assert first.check(Path("k")) == f"64 {owner}"  # the same process
+    finally:
+        process.close()
 
 
 def test_a_process_without_a_gpu_says_so() -> None:

@@ -1,11 +1,13 @@
-"""Parts of the way from a program to its source that can be left out, to see their worth: the optimizer passes, and the
-engines that kernels of many or few rows and of rows without products have for themselves (`codegen/engines.py`).
+"""Parts of the way from a program to its source that can be left out, to see their worth: the optimizer passes, measured
+schedules, and the engines that kernels of many or few rows and of rows without products have for themselves
+(`codegen/engines.py`).
 
     fusion   elementwise operators that feed one another stay in registers (`search/finish/fuse.py`; off: `unfuse.py`)
     layouts  which axes of a shared tile are contiguous, and its pitch (`codegen/tiles/layouts.py`)
     order    the order of statements: fewest barriers, then least live memory (`codegen/tiles/order.py`)
     memory   tiles that are not alive together share memory (`codegen/tiles/memory.py`)
     overlap  a kernel begins while the one before it ends (`launch.cuh`)
+    tunings  schedules that were measured once, where the program is known (`planning/tuned.py`)
     strip, rows, warpgroup   engines of CUDA kernels; without all of them the engine `block` makes every kernel
 
 A kernel is right with any of them off; only its cost changes.
@@ -29,6 +31,7 @@ class Passes:
     order: bool = True
     memory: bool = True
     overlap: bool = True
+    tunings: bool = True
     engines: tuple[str, ...] = ENGINES  #: those that may be chosen beside `block`
 
     @property
