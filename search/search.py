@@ -279,7 +279,7 @@ class Searcher:
             return scores_of_parts
 
         def bound(part: Program) -> float:
-            return target.launch_us + self._floor(part, target)
+            return target.least_launch_us + self._floor(part, target)
 
         for form in forms[::-1]:
             best = min((c.order[0] for c in candidates), default=math.inf)
@@ -376,7 +376,7 @@ class Searcher:
     ) -> Iterator[_Option]:
         """Two kernels for the best block graphs with a split reduction, where they may be better than one kernel."""
         best = min((o.score for o in one), default=math.inf)
-        if self.options.max_kernels < 2 or 2 * target.launch_us + self._floor(program, target) >= best:
+        if self.options.max_kernels < 2 or 2 * target.least_launch_us + self._floor(program, target) >= best:
             return
         blocks = list(dict.fromkeys(o.graph.kernels[0].block for o in split))[:COMBINED]
         for block, parts in itertools.product(blocks, SPLITS):

@@ -140,6 +140,7 @@ class Warpgroup:
     outside: float  #: how much longer an iteration takes whose rows all lie outside of their tensor
     sums_us: float  #: microseconds of blocks that add such products up together, beside what they read of one another
     summed: float  #: bytes in a microsecond that a block reads of the others
+    finish_us: float  #: microseconds of a multiply-add of a thread behind the loop, as operators are priced in them
     computed_us: float  #: microseconds of a consumer for 4096 elements of a left operand that is computed
     score_us: float  #: microseconds of one score on a multiprocessor: its exponential, maximum and sum
     meet_us: float  #: microseconds of an iteration with scores: what waits for what

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from mirage_cli.errors import UsageError
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.search.schedules.architectures import at, data, kind_of, number
-from mirage_cli.search.schedules.fitted import SECTIONS, Block, Section
+from mirage_cli.search.schedules.fitted import SECTIONS, Block, Rows, Section, Strip
 
 S = TypeVar("S", bound=Section)
 CPU = "cpu"  #: the target whose rates are those of a machine
@@ -96,6 +96,14 @@ class Target:
             if isinstance(s, section):
                 return s
         raise UsageError(f"{self.name} has no section {section.__name__.lower()}")
+
+    @property
+    def least_launch_us(self) -> float:
+        """Microseconds of the cheapest launch of any engine."""
+        own = (
+            x.launch_us if isinstance(x, Strip) else x.ahead_us for x in self.sections if isinstance(x, Strip | Rows)
+        )
+        return min((self.launch_us, *own))
 
     def rate(self, dtype: DType | None) -> float:
         """Multiply-adds of a matrix product in this type, times two, a second, as kernels can do them."""

@@ -16,7 +16,7 @@ from mirage_cli.lax.dtypes import BF16, F16
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Input, Program
 from mirage_cli.search.mugraph.hidden import limits
-from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.mugraph.visible import walked
 from mirage_cli.search.schedules.cost import Prediction, batch_axes, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Clusters, Warpgroup
@@ -325,12 +325,18 @@ class WarpgroupModel(Model):
         return Prediction(us, self.shared(s), self.floor, float(traffic))
 
     def unit(self, s: Schedule, parts: int) -> float:
-        """Microseconds of a unit beside its iterations, where so many blocks reduce together."""
+        """Microseconds of a unit beside its iterations, where so many blocks reduce together: what they read of one another,
+        and what is computed of the results of products."""
         if self.late:
             return self.c.fixed_us + (self.c.exchange_us if parts > 1 else 0.0)
         tiles = (self.axes[c.inputs[0]] ^ self.axes[c.inputs[1]] for c in self.contractions)
         read = sum(4 * self.elements(axes - self.batch, s) for axes in tiles) * (parts - 1) / parts
-        return self.c.sums_us + read / self.c.summed if parts > 1 else 0.0
+        together = self.c.sums_us + read / self.c.summed if parts > 1 else 0.0
+        own = (o for o in self.g.ops if o.thread is not None and o.phase in (EPILOGUE, GRID))
+        work = sum(
+            (o.thread.flops() if o.thread else 0) * self.elements(self.axes[o.name] - self.batch, s) for o in own
+        )
+        return together + self.c.finish_us * work / (128 * (s.warps // 4 - 1))
 
     def moved(self, s: Schedule) -> int:
         """Bytes of the tiles of an iteration."""
@@ -352,15 +358,15 @@ class WarpgroupModel(Model):
         return max(mean, 1.0), max(most, 1)
 
     def accumulated(self, s: Schedule, turns: float, memory: float) -> float:
-        """Microseconds of so many iterations that only add up products of loaded tiles, by what bounds them: products, requests
-        of a ring that is short, bytes that a multiprocessor is brought, memory."""
-        moved, consumers = self.moved(s), s.warps // 4 - 1
-        bounds = (self.products_us(s), self.c.latency_us / (s.stages - 1), moved / self.c.copied)
+        """Microseconds of so many iterations that only add up products of loaded tiles, by what bounds them: products
+        and what is computed for them, requests of a ring that is short, bytes that a multiprocessor is brought, memory."""
+        lefts = {left for c in self.contractions if self.ops[left := self.left(c)].op != "load"}
+        computed = sum(self.elements(self.axes[left] - self.batch, s) for left in lefts) / (s.warps // 4 - 1)
+        own = self.products_us(s) + self.c.computed_us * computed / 4096
+        bounds = (own, self.c.latency_us / (s.stages - 1), self.moved(s) / self.c.copied)
         longer = turns * (1 + self.c.outside * self.outside(s))
         sums = math.fsum((longer * b) ** self.c.together for b in bounds) + memory**self.c.together
-        lefts = {left for c in self.contractions if self.ops[left := self.left(c)].op != "load"}
-        computed = sum(self.elements(self.axes[left] - self.batch, s) for left in lefts)
-        return float(sums ** (1 / self.c.together)) + turns * self.c.computed_us * computed / (4096 * consumers)
+        return float(sums ** (1 / self.c.together))
 
     def late_step(self, s: Schedule) -> float:
         """Microseconds of an iteration with scores on a multiprocessor of its own: products, or what is computed of scores
