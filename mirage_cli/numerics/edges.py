@@ -128,7 +128,7 @@ class Facts:
             {
                 float(n.value)
                 for n in program.nodes
-                if n.op == "const" and n.value is not None and math.isfinite(n.value)
+                if n.op == "const" and n.value is not None and abs(float(n.value)) <= SAFE
             }
         )
         nodes = program.nodes
