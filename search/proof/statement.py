@@ -30,7 +30,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.bounds.bound import Arguments, Bound, Degrees, difference, largest_difference, program_figures
 from mirage_cli.lax.domains.field import Residue, Residues, ZeroDenominator, random_primes
 from mirage_cli.lax.ir.program import REDUCTIONS, Node, Program, Slot, last_uses, node_value
-from mirage_cli.lax.normal import functions
+from mirage_cli.lax.normal import functions, hiding
 from mirage_cli.lax.normal.canonical import stabilise
 from mirage_cli.lax.normal.identify import prune
 from mirage_cli.lax.normal.normalise import normalise
@@ -88,6 +88,7 @@ def prove_statement(
     """Prove or refute that `program` computes what `stated` does; both have the same sources, by name, and the same outputs.
     `key` is what random points are drawn from, `sizes` are assignments of the symbols of both at which they are compared."""
     start = time.perf_counter()
+    stated, low = hiding.hidden_scores(stated)
     stands = functions.recognise(normalise(stabilise(stated)))[1]
     try:
         first, second = (functions.expanded(p, stands) for p in (stated, _sources_of(program, stated)))
@@ -99,7 +100,7 @@ def prove_statement(
         not reason,
         bound,
         reason,
-        (*functions.described(stands), *assumptions_of(program)),
+        (*functions.described(stands), *hiding.described(low), *assumptions_of(program)),
         primes,
         time.perf_counter() - start,
     )

@@ -8,7 +8,7 @@ from mirage_cli.codegen.tiles.tile import Apply, Expr, Number, Position, Ref
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
-from mirage_cli.search.mugraph.hidden import UNKNOWN, Form, Known, applied, at_position, constant
+from mirage_cli.lax.domains.limits import UNKNOWN, Form, Known, applied, at_position, constant
 
 FIRST, WHOLE = k.name("first"), k.name("whole")
 Span = Callable[
