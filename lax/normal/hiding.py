@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from mirage_cli.lax.domains.limits import STEP, UNKNOWN, Form, Known, applied, at_position, constant
+from mirage_cli.lax.domains.limits import STEP, Form
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Node, Program
+from mirage_cli.lax.normal.comparisons import known_values, never_negative
 
 Number: TypeAlias = Fraction | float
 HIDES = -(2**125)  #: the largest number that hides: no score that is promised anything reaches a quarter of it
@@ -85,7 +85,7 @@ def _softmaxes(p: Program) -> Iterator[tuple[Node, str, tuple[str, ...]]]:
 def _mask(p: Program, scores: str) -> _Mask | None:
     """What hides scores, if nothing but comparisons of positions does, by very low numbers."""
     cone = _elementwise(p, scores)
-    known = _forms(p)
+    known = known_values(p)
     compared = {n.name: min(known[n.name].truth, key=str) for n in cone if n.op in ("lt", "le") and known[n.name].truth}
     if not 1 <= len(compared) <= COMPARISONS:
         return None
@@ -113,20 +113,6 @@ def _elementwise(p: Program, value: str) -> list[Node]:
             cone.append(n)
             needed |= set() if n.over else set(n.inputs)
     return cone[::-1]
-
-
-def _forms(p: Program) -> dict[str, Known]:
-    """What is known of the values of a program that positions decide."""
-    known = {i.name: UNKNOWN for i in p.inputs}
-    for n in p.nodes:
-        if n.op == "iota":
-            known[n.name] = at_position(n.axis or "")
-        elif n.op == "extent":
-            extent = p.extent(n.axis or "")
-            known[n.name] = constant(Fraction(extent)) if isinstance(extent, int) else UNKNOWN
-        else:
-            known[n.name] = constant(n.value) if n.op == "const" else applied(n.op, [known[i] for i in n.inputs])
-    return known
 
 
 def _level(cone: Sequence[Node], answers: Mapping[str, bool], scores: str) -> _Level | None:
@@ -189,21 +175,9 @@ def _shows(p: Program, forms: Sequence[Form], over: Sequence[str]) -> bool:
                 low.append(rest.times(-1))
             case -1:
                 high.append((rest, 0))
-            case factor if factor or not _never_negative(p, f, 0):
+            case factor if factor or not never_negative(p, f):
                 return False
-    return all(_never_negative(p, h.plus(g, -1), e) for g in low for h, e in high)
-
-
-def _never_negative(p: Program, form: Form, more: Extent) -> bool:
-    """True if a form and an extent are 0 or more together, wherever that is."""
-    least, symbols = form.constant, Counter[Extent]({more: 1})
-    for axis, factor in form.terms:
-        if factor < 0:
-            least -= factor
-            symbols[p.extent(axis)] += factor
-    numbers = sum(n * e for e, n in symbols.items() if isinstance(e, int))
-    left = [n for e, n in symbols.items() if not isinstance(e, int)]
-    return min(left, default=0) >= 0 and least + numbers + sum(left) >= 0
+    return all(never_negative(p, h.plus(g, -1), e) for g in low for h, e in high)
 
 
 # --- the program --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,9 @@ docs/proof.md has the theorem.
 Both are evaluated at few positions of their results, chosen at random, since the formulas of the others are the same:
 along axes on which an operator of either may tell positions apart there are all of them (`_Places`).
 
+Comparisons of positions that all positions answer alike are numbers, in both (lax/normal/comparisons.py): a window that is
+longer than the sequence is none.
+
 Where exponentials have maxima in them there are two readings: `exp(x - max(x))` as it is, or as `exp(x) / exp(max(x))`.
 """
 
@@ -32,6 +35,7 @@ from mirage_cli.lax.domains.field import Residue, Residues, ZeroDenominator, ran
 from mirage_cli.lax.ir.program import REDUCTIONS, Node, Program, Slot, last_uses, node_value
 from mirage_cli.lax.normal import functions, hiding
 from mirage_cli.lax.normal.canonical import stabilise
+from mirage_cli.lax.normal.comparisons import decided
 from mirage_cli.lax.normal.identify import prune
 from mirage_cli.lax.normal.normalise import normalise
 from mirage_cli.lax.ops import QUOTIENTS
@@ -91,7 +95,7 @@ def prove_statement(
     stated, low = hiding.hidden_scores(stated)
     stands = functions.recognise(normalise(stabilise(stated)))[1]
     try:
-        first, second = (functions.expanded(p, stands) for p in (stated, _sources_of(program, stated)))
+        first, second = (decided(functions.expanded(p, stands)) for p in (stated, _sources_of(program, stated)))
         pair = _Pair(first, second, tuple(sizes))
         bound, primes, reason = pair.compared(f"{key} {stated.key()} {program.key()}", confidence)
     except Refused as refusal:
