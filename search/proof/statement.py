@@ -246,7 +246,7 @@ def _affordable(pair: list[Program], key: str, fields: int, exact: bool) -> tupl
     seed = _number(key)
     places = _Places.of(pair, seed, exact)
     if places.work > AFFORDABLE:
-        short = shrunk(pair)
+        short = shrunk(pair, exact)
         smaller = None if short is None else _Places.of(short, seed, exact)
         if smaller is not None and smaller.work <= AFFORDABLE:
             primes, reason = smaller.compared(key, fields)
