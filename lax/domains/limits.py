@@ -12,7 +12,7 @@ A mask compares positions. Of each value is known what it is on a tile all of wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -158,6 +158,12 @@ def applied(op: str, given: Sequence[Known]) -> Known:
     """What is known of an elementwise operator's value."""
     meaning = _MEANINGS.get(op)
     return UNKNOWN if meaning is None else meaning(*given)
+
+
+def given(name: str, truth: bool) -> Known:
+    """What is known of an input of whole numbers, or of truth values: those are 0 or 1."""
+    own = Known(Form(given=((name, 1),)))
+    return replace(_below(constant(1), own, 0), form=own.form) if truth else own
 
 
 def at_position(axis: str) -> Known:

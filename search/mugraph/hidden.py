@@ -24,6 +24,7 @@ from mirage_cli.lax.domains.limits import (
     applied,
     at_position,
     constant,
+    given,
     join,
     meet,
 )
@@ -48,31 +49,31 @@ class _Walk:
 
     def take(self, o: BlockOp) -> None:
         """The value of an operator."""
-        given = [self.values[i] for i in o.inputs]
+        operands = [self.values[i] for i in o.inputs]
         match o.op:
             case "iota":
                 value = at_position(o.axis or "")
-            case "load" if self.integer(o.source_value or ""):
-                value = Known(Form(given=((o.source_value or "", 1),)))
+            case "load" if (kind := self.kind(o.source_value or "")) != "float":
+                value = given(o.source_value or "", kind == "bool")
             case "extent":
                 extent = self.program.extent(o.axis or "")
                 value = constant(Fraction(extent)) if isinstance(extent, int) else UNKNOWN
             case "thread" if o.thread is not None:
-                value = _of_thread(o.thread.nodes, given)
+                value = _of_thread(o.thread.nodes, operands)
             case "contract":
-                value = Known(zero=join(given[0].zero, given[1].zero))
+                value = Known(zero=join(operands[0].zero, operands[1].zero))
             case "sum":
-                value = Known(zero=given[0].zero)
+                value = Known(zero=operands[0].zero)
             case "top":
-                value = Known(lowest=given[0].lowest)
+                value = Known(lowest=operands[0].lowest)
             case _:
                 value = UNKNOWN
         self.values[o.name] = value
 
-    def integer(self, name: str) -> bool:
-        """True if an input holds whole numbers."""
+    def kind(self, name: str) -> str:
+        """Whether an input holds floats, whole numbers or truth values."""
         source = self.program.input(name).source
-        return self.program.sources[source].dtype.kind == "int"
+        return self.program.sources[source].dtype.kind
 
 
 def known_values(program: Program, graph: BlockGraph) -> Mapping[str, Known]:

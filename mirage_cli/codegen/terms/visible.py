@@ -47,7 +47,9 @@ def shown(e: Expr, span: Span, values: Mapping[str, Known]) -> tuple[ir.Expressi
     """The condition that a mask hides nothing of a tile, and a value without the mask; None for a value without one that
     compares positions. `values` are what is known of the block graph's."""
     match e:
-        case Apply("where", (condition, value, _)) if forms := _known(condition, values).truth:
+        case Apply("where", (condition, value, _)) if (forms := _known(condition, values).truth) and not any(
+            f.given for f in forms
+        ):
             least = (_bound(f, "", span, -1) for f in sorted(forms, key=str))
             return k.both(*(n >= 0 for n in least)) or k.ONE, value
     return None
