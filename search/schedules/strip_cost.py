@@ -342,8 +342,8 @@ class Shape:
         return total * self.groups * self.across * self.members / 4
 
     def elementwise(self, computed_price: float) -> float:
-        """Elementwise operations of a lane in an iteration, each times its price; an element of a tile that is computed of tiles
-        counts as many as its price says."""
+        """Elementwise operations of a lane in an iteration, each times its price; an element of a tile that is computed of
+        tiles counts as many as its price says."""
         made, total = self.r.made, 0.0
         operands = {i for o in products(self.g) for i in o.inputs}
         for o in self.g.ops:

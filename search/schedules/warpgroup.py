@@ -352,8 +352,8 @@ class WarpgroupModel(Model):
         return max(mean, 1.0), max(most, 1)
 
     def accumulated(self, s: Schedule, turns: float, memory: float) -> float:
-        """Microseconds of so many iterations that only add up products of loaded tiles, by what bounds them: products, requests
-        of a ring that is short, bytes that a multiprocessor is brought, memory."""
+        """Microseconds of so many iterations that only add up products of loaded tiles, by what bounds them: products,
+        requests of a ring that is short, bytes that a multiprocessor is brought, memory."""
         moved, consumers = self.moved(s), s.warps // 4 - 1
         bounds = (self.products_us(s), self.c.latency_us / (s.stages - 1), moved / self.c.copied)
         longer = turns * (1 + self.c.outside * self.outside(s))
