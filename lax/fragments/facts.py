@@ -10,6 +10,14 @@ from collections.abc import Callable, Container, Iterable, Mapping
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir import graph as g
+from mirage_cli.lax.ops import OPS
+
+COSTLY_FLOPS = 8  #: a shared light value of this price for each element is stored rather than computed again
+
+
+def costs(step: g.Map) -> bool:
+    """True if an operator has that price."""
+    return OPS[step.op].flops >= COSTLY_FLOPS
 
 
 class Facts:
@@ -17,7 +25,8 @@ class Facts:
 
     `live` values are needed for the results, `users` are the live steps that read a value, `depth` is the longest way over
     contractions to a value (not looking behind what is not read), and a value is `heavy` when there is one. `bases` holds
-    the value behind views, `of_weights` whether a value is a weight, or computed of weights and numbers without a product.
+    the value behind views, `of_weights` whether a value is a weight, or computed of weights and numbers without a product,
+    `of_positions` whether it is computed of positions and numbers alone, by cheap steps (a mask).
     """
 
     def __init__(self, graph: g.Graph, names: Mapping[int, str]) -> None:
@@ -28,11 +37,14 @@ class Facts:
         self.depth = self._depth()
         self.heavy = [d > 0 for d in self.depth]
         self.of_weights: list[bool] = []
+        self.of_positions: list[bool] = []
         for v, step in enumerate(graph.steps):
             stored = isinstance(step, g.Input) and step.constant
             weights = [i for i in graph.inputs[v] if not isinstance(graph.steps[i], g.Fill)]
             computed = bool(weights) and not self.heavy[v] and all(self.of_weights[i] for i in weights)
             self.of_weights.append(stored or computed)
+            costly = isinstance(step, g.Input | g.Opaque) or (isinstance(step, g.Map) and costs(step))
+            self.of_positions.append(not costly and all(self.of_positions[i] for i in graph.inputs[v]))
         self.bases: list[int] = []
         for v in range(len(graph.steps)):
             self.bases.append(self.bases[graph.inputs[v][0]] if self.is_view(v) else v)

@@ -11,10 +11,10 @@ not. What is stored between fragments (the *ends*) follows from cost:
    one fragment. It does not move to where the result is repeated along another dimension (a modulation of all tokens by
    one conditioning vector).
 3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
-   read them; where only elementwise operators read a normalised value, where a value is needed again after the
-   fragments that it feeds (a residual stream), and where several read a costly one (sines of positions) or a long chain, it
-   is stored. Of a concatenation of unequal parts (new keys behind a cache) the parts are stored; joining them is left to
-   others.
+   read them; where only elementwise operators read a normalised value, where a value of more than positions is needed again
+   after the fragments that it feeds (a residual stream), and where several read a costly one (sines of positions) or a long
+   chain, it is stored. Of a concatenation of unequal parts (new keys behind a cache) the parts are stored; joining them is
+   left to others.
 4. Stored light values (results of the model among them) that are normalisations, or chains of several elementwise
    operators, are fragments themselves.
 
@@ -30,18 +30,16 @@ from heapq import heappop, heappush
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.bounds.growth import growth
-from mirage_cli.lax.fragments.facts import Facts
+from mirage_cli.lax.fragments.facts import Facts, costs
 from mirage_cli.lax.fragments.instantiate import instantiate
 from mirage_cli.lax.fragments.key import key
 from mirage_cli.lax.fragments.kinds import kind
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.normal.canonical import canonical
-from mirage_cli.lax.ops import OPS
 
 LOW_RANK = 64  #: a product of two constant weights through at most this many positions is one fragment
 CHAIN = 3  #: this many elementwise operators in a row are worth a kernel of their own
-COSTLY_FLOPS = 8  #: a shared light value of this price for each element is stored rather than computed again
 LONG = 32  #: a shared light value of this many steps is stored rather than computed again
 MAX_STEPS = 400  #: a fragment of more steps is left alone
 
@@ -389,9 +387,9 @@ class _Partitioner(Facts):
             return False
         if not contracted and self.has_reduction(v):
             return True
-        if isinstance(step, g.Map) and self.crosses(v):
+        if isinstance(step, g.Map) and not self.of_positions[v] and self.crosses(v):
             return True
-        if isinstance(step, g.Map) and OPS[step.op].flops >= COSTLY_FLOPS and len(self.readers(v)) > 1:
+        if isinstance(step, g.Map) and costs(step) and len(self.readers(v)) > 1:
             return step.op not in ("sigmoid", "silu", "gelu", "gelu_tanh")
         return v in self.long
 

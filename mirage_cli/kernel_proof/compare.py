@@ -274,7 +274,8 @@ def _inputs(
 def _lengths(
     program: Program, graph: KernelGraph, symbols: Mapping[str, int], seed: int, fields: int
 ) -> dict[int, Array]:
-    """Integers that a mask compares with positions: the positions themselves along the longest axis, else some of them."""
+    """Integers that a mask compares with positions: the positions themselves along the longest axis, else some of them; and
+    truth values that hide, which are one up to a place in each row and another behind it."""
     rng, extents = np.random.default_rng(seed), [ex.value(a.extent, symbols) for a in program.axes]
     found: dict[int, Array] = {}
     for kernel in graph.kernels:
@@ -284,7 +285,10 @@ def _lengths(
                 dims = [ex.value(e, symbols) for e in program.sources[tensor].dims]
                 longest = bool(dims) and dims[-1] == max(extents)
                 whole = np.broadcast_to(np.arange(dims[-1]), dims) if longest else rng.integers(0, max(extents), dims)
-                found[tensor] = np.broadcast_to(whole, (fields, *dims)).copy()
+                if program.sources[tensor].dtype.kind == "bool":
+                    first = rng.integers(0, 2, (*dims[:-1], 1))
+                    whole = (np.arange(dims[-1]) < rng.integers(0, dims[-1] + 1, first.shape)) ^ first
+                found[tensor] = np.broadcast_to(whole, (fields, *dims)).astype(np.int64)
     return found
 
 

@@ -122,13 +122,17 @@ class Facts:
         self.reduced = frozenset(a for n in program.nodes for a in n.over)
         self.sums = any(n.over for n in program.nodes)
         ops = [OPS[n.op] for n in program.nodes if n.op in OPS]
-        self.compares = any(o.predicate for o in ops)
+        given = {i.name for i in program.inputs}
+        for n in program.nodes:
+            given |= {n.name} if given.intersection(n.inputs) else set()
+        #: positions compare alike whatever is given
+        self.compares = any(n.op in OPS and OPS[n.op].predicate and given.intersection(n.inputs) for n in program.nodes)
         self.functions = any(not o.linear and not o.predicate for o in ops)
         self.limits = sorted(
             {
                 float(n.value)
                 for n in program.nodes
-                if n.op == "const" and n.value is not None and math.isfinite(n.value)
+                if n.op == "const" and n.value is not None and abs(float(n.value)) <= SAFE
             }
         )
         nodes = program.nodes

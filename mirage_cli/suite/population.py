@@ -50,13 +50,14 @@ class Drawn:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of layer: how many rows each model has of it, what is drawn, and the layer as a case; the `share` of the models
-    that have any, and whether its weights are int4."""
+    that have any, whether its weights are int4, and the most scores that a row may have, hidden ones among them."""
 
     count: int
     draw: Callable[[random.Random, int, Config], Drawn]
     make: Callable[[str, Config, Drawn], Case]
     share: float = 1.0
     packed: bool = False
+    most_scores: int = MOST_SCORES
 
 
 # ---- what is drawn ---------------------------------------------------------------------------------------------------
@@ -84,6 +85,11 @@ def _prompt(r: random.Random, k: int, c: Config) -> Drawn:
 
 def _window(r: random.Random, k: int, c: Config) -> Drawn:
     n = r.choice([p for p in (2048, 4096) if p > c["window"]] or [4096])
+    return Drawn(n, n)
+
+
+def _long(r: random.Random, k: int, c: Config) -> Drawn:
+    n = r.choice([n for n in CONTEXTS if 2 * c["window"] <= n <= 8 * c["window"]])
     return Drawn(n, n)
 
 
@@ -158,6 +164,7 @@ KINDS: dict[str, Kind] = {
     "decode": Kind(2, _step, _decode),
     "causal": Kind(1, _prompt, _part(_attention, mask="causal")),
     "window": Kind(1, _window, _part(_attention, mask="window")),
+    "window_long": Kind(1, _long, _part(_attention, mask="window"), most_scores=2 * MOST_SCORES),
     "full": Kind(1, _whole, _attention),
     "cross": Kind(1, _crossing, _attention),
     "latent": Kind(3, _step, _latent),
@@ -171,13 +178,18 @@ KINDS |= {name: Kind(1, _packed, make, PACKED_SHARE, packed=True) for name, make
 
 _ENCODER = ("qkv", "norm_mlp", "mlp_down", "projection", "full")
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "decoders": (*_ENCODER[:4], "gated_mlp", "decode", "causal", "window", "lora", "head", *_INT4),
+    "decoders": (*_ENCODER[:4], "gated_mlp", "decode", "causal", "window", "window_long", "lora", "head", *_INT4),
     "experts": ("expert", "latent"),
     "encoders": _ENCODER,
     "diffusion": (*_ENCODER, "cross"),
     "listeners": (*_ENCODER[:4], "decode", "cross", "head"),
 }
-_NEEDED = {"window": "window", "cross": "context", "latent": "latent"}  #: kinds that only some configurations have
+_NEEDED = {
+    "window": "window",
+    "window_long": "window",
+    "cross": "context",
+    "latent": "latent",
+}  #: kinds that only some configurations have
 
 
 # ---- the rows --------------------------------------------------------------------------------------------------------
@@ -220,7 +232,7 @@ def _rows(kind: str, c: Config) -> Iterator[Case]:
         parts = [f"c{d.context}"] * bool(d.context) + [f"b{d.block}"] * bool(d.block)
         name = "_".join([c["name"], kind, f"r{d.rows}", *parts, dtype])
         case = KINDS[kind].make(name, c, d)
-        if name in taken or not _fits(case, dtype, c, d):
+        if name in taken or not _fits(case, dtype, c, d, KINDS[kind].most_scores):
             continue
         taken.add(name)
         turn += 1
@@ -236,12 +248,12 @@ def _dtype(chance: random.Random, own: str) -> str:
     return own if at > FP32_SHARE + OTHER_SHARE else "fp16" if own == "bf16" else "bf16"
 
 
-def _fits(case: Case, dtype: str, c: Config, d: Drawn) -> bool:
+def _fits(case: Case, dtype: str, c: Config, d: Drawn, most_scores: int) -> bool:
     scores = d.rows * d.context * c.get("heads", 1)
     weights = sum(t.bytes(DTYPES[dtype]) for t in case.tensors if t.weight)
     return (
         weights <= MOST_WEIGHTS
         and case.bytes(DTYPES[dtype]) <= MOST_BYTES
         and case.flops <= MOST_FLOPS
-        and scores <= MOST_SCORES
+        and scores <= most_scores
     )

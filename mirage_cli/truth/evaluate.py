@@ -63,10 +63,11 @@ def run(
 
     `load` reads a weight that lies outside the file. `rounded` rounds every float tensor to its declared element type on
     the way; without `casts` a Cast to a narrower float type keeps the number, without `overflows` one that is too large for
-    the type; without `hidden` the scores of keys that a mask of attention hides are not read, nor what weighs 0 in a mean, as
-    kernels may do: no NaN comes of them, and a row whose other scores are all minus infinity is zero. Raises OutOfTime after
-    `seconds`; Refused, with the node, for an operator without a meaning here, one that needs more than `most_work`
-    multiply-adds, and a value of more than `most_elements` elements (0: no limit), and for an output that is a sequence.
+    the type; without `hidden` the scores of keys that a mask hides (one of attention, or what is added or chosen that is next
+    to float32's lowest number) are not read, nor what weighs 0 in a mean, as kernels may do: no NaN comes of them, and a row
+    whose other scores are all minus infinity is zero, or NaN. Raises OutOfTime after `seconds`; Refused, with the node, for
+    an operator without a meaning here, one that needs more than `most_work` multiply-adds, and a value of more than
+    `most_elements` elements (0: no limit), and for an output that is a sequence.
     """
     wanted = _output_names(model, outputs)
     values: dict[str, Value] = {}

@@ -9,8 +9,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mirage_cli.lax.domains.limits import Form
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.hidden import Form, limits
+from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 
 Counts: TypeAlias = NDArray[np.int64]

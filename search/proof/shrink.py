@@ -114,13 +114,15 @@ class _Pieces:
         return total
 
 
-def shrunk(pair: Sequence[Program]) -> list[Program] | None:
-    """Programs without symbols on the same tensors, with shorter axes; None where tensors are cut in ways that do not fit."""
+def shrunk(pair: Sequence[Program], exact: bool = True) -> list[Program] | None:
+    """Programs without symbols on the same tensors, with shorter axes, but for those whose extents, or positions as `exact`
+    numbers, they compute with; None where tensors are cut in ways that do not fit."""
     places = [_stretches(number, p) for number, p in enumerate(pair)]
     pieces = _Pieces([s for stretches_of in places for accesses in stretches_of.values() for s in accesses])
     if not pieces.cut():
         return None
-    pieces.join({(k, n.axis) for k, p in enumerate(pair) for n in p.nodes if n.axis is not None})
+    counted = ("extent", "iota") if exact else ("extent",)
+    pieces.join({(k, n.axis) for k, p in enumerate(pair) for n in p.nodes if n.axis is not None and n.op in counted})
     return [_resized(number, p, places[number], pieces) for number, p in enumerate(pair)]
 
 

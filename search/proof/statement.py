@@ -9,6 +9,9 @@ docs/proof.md has the theorem.
 Both are evaluated at few positions of their results, chosen at random, since the formulas of the others are the same:
 along axes on which an operator of either may tell positions apart there are all of them (`_Places`).
 
+Comparisons of positions that all positions answer alike are numbers, in both (lax/normal/comparisons.py): a window that is
+longer than the sequence is none.
+
 Where exponentials have maxima in them there are two readings: `exp(x - max(x))` as it is, or as `exp(x) / exp(max(x))`.
 """
 
@@ -30,8 +33,9 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.bounds.bound import Arguments, Bound, Degrees, difference, largest_difference, program_figures
 from mirage_cli.lax.domains.field import Residue, Residues, ZeroDenominator, random_primes
 from mirage_cli.lax.ir.program import REDUCTIONS, Node, Program, Slot, last_uses, node_value
-from mirage_cli.lax.normal import functions
+from mirage_cli.lax.normal import functions, hiding
 from mirage_cli.lax.normal.canonical import stabilise
+from mirage_cli.lax.normal.comparisons import decided
 from mirage_cli.lax.normal.identify import prune
 from mirage_cli.lax.normal.normalise import normalise
 from mirage_cli.lax.ops import QUOTIENTS
@@ -88,9 +92,10 @@ def prove_statement(
     """Prove or refute that `program` computes what `stated` does; both have the same sources, by name, and the same outputs.
     `key` is what random points are drawn from, `sizes` are assignments of the symbols of both at which they are compared."""
     start = time.perf_counter()
+    stated, low = hiding.hidden_scores(stated)
     stands = functions.recognise(normalise(stabilise(stated)))[1]
     try:
-        first, second = (functions.expanded(p, stands) for p in (stated, _sources_of(program, stated)))
+        first, second = (decided(functions.expanded(p, stands)) for p in (stated, _sources_of(program, stated)))
         pair = _Pair(first, second, tuple(sizes))
         bound, primes, reason = pair.compared(f"{key} {stated.key()} {program.key()}", confidence)
     except Refused as refusal:
@@ -99,7 +104,7 @@ def prove_statement(
         not reason,
         bound,
         reason,
-        (*functions.described(stands), *assumptions_of(program)),
+        (*functions.described(stands), *hiding.described(low), *assumptions_of(program)),
         primes,
         time.perf_counter() - start,
     )
@@ -241,7 +246,7 @@ def _affordable(pair: list[Program], key: str, fields: int, exact: bool) -> tupl
     seed = _number(key)
     places = _Places.of(pair, seed, exact)
     if places.work > AFFORDABLE:
-        short = shrunk(pair)
+        short = shrunk(pair, exact)
         smaller = None if short is None else _Places.of(short, seed, exact)
         if smaller is not None and smaller.work <= AFFORDABLE:
             primes, reason = smaller.compared(key, fields)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.domains.limits import Form
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.hidden import Form, limits
+from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.schedule import Schedule

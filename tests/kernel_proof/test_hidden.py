@@ -21,7 +21,7 @@ from mirage_cli.kernel_proof import prove
 from mirage_cli.kernel_proof.compare import Finding, compare
 from mirage_cli.kernel_proof.nearer import nearer
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import F16, F32, I64, DType
+from mirage_cli.lax.dtypes import BOOL, F16, F32, I64, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
@@ -168,6 +168,52 @@ def _cached_case() -> Case:
     tiles = {extents["2"]: 1, extents["rows"]: 2}
     schedule = Schedule(tuple((a, tiles.get(a, 16)) for a in graphs[0].grid), 4)
     return Case("cached", p, single(p, graphs[0]), (schedule,), load_target("cpu"), sizes=(("rows", 5), ("keys", KEYS)))
+
+
+def padded() -> Program:
+    """Attention to the keys that truth values show, others for each sequence."""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        q, k, v = (g.input(n, (2, e, 16), t) for n, e in (("q", 5), ("k", KEYS), ("v", KEYS)))
+        keep = g.reshape(g.input("keep", (2, KEYS), BOOL), (2, 1, KEYS))
+        scores = compose.matmul(g, q, g.transpose(k, (0, 2, 1)))
+        return [compose.matmul(g, compose.softmax(g, compose.attention_mask(g, scores, keep), [2]), v)]
+
+    return program(build, F32)
+
+
+@cache
+def _padded_case() -> Case:
+    p = padded()
+    axes = {str(a.extent): a.name for a in p.axes}
+    graph = next(g for g in Searcher(SearchOptions()).blocks(p)[0] if g.loop == axes[str(KEYS)] and not g.split)
+    tiles = {axes["2"]: 1, axes["5"]: 2}
+    schedule = Schedule(tuple((a, tiles.get(a, 16)) for a in graph.grid), 4)
+    return Case("padded", p, single(p, graph), (schedule,), load_target("cpu"))
+
+
+def test_tests_of_truth_values_that_hide_too_much_are_refuted() -> None:
+    c = _padded_case()
+    text = c.render().text
+    (test,) = SEEN.finditer(text)
+    found = {
+        by: compare(text.replace(test[1], f"{test[1]} {by}"), c.program, c.graph) for by in ("- 1.0f", "+ 1.0f", "")
+    }
+    assert "differs" in found["- 1.0f"].reason
+    assert found["+ 1.0f"].passed and found[""].passed, found
+
+
+def test_tiles_whose_truth_values_hide_all_are_not_read() -> None:
+    """In front of the keys that count and behind them."""
+    c, random = _padded_case(), np.random.default_rng(0)
+    keep = (np.arange(KEYS) < 13) ^ np.array([[False], [True]])
+    arrays = [keep if s.dtype is BOOL else random.normal(size=s.dims).astype(np.float32) for s in c.program.sources]
+    (wanted,) = c.reference(arrays)
+    for s, a in zip(c.program.sources, arrays, strict=True):
+        if s.dtype is not BOOL and s.dims[1] == KEYS:
+            a[0, 16:], a[1, :12] = np.nan, np.nan
+    (result,) = kernels.answered(c, arrays)
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("limit", ["seen_0", "seen_1"])

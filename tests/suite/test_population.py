@@ -82,6 +82,14 @@ def test_some_rows_have_int4_weights() -> None:
         assert [p.column for p in c.further] == ["torch int4", "torch dequantised"]
 
 
+def test_long_windows_hide_most() -> None:
+    rows = [c for c in population.models() if c.kind == "window_long"]
+    windows = {c["name"]: c["window"] for _, c in population.configurations() if "window" in c and c["norm"] == "rms"}
+    assert {c.model_name for c in rows} == set(windows)
+    assert all(2 * windows[c.model_name] <= c.rows for c in rows)
+    assert {c.part for c in rows} == set(population.PARTS)
+
+
 def test_a_sample_is_drawn_by_its_seed_from_what_was_asked_for() -> None:
     whole = suites.chosen("models", ["*_qkv_*"], "judge")
     assert {(c.kind, c.part) for c in whole} == {("qkv", "judge")}

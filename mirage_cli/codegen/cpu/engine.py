@@ -11,7 +11,8 @@ from mirage_cli.codegen.tiles.optimize import tile_program
 from mirage_cli.codegen.tiles.tile import Buffer, Compute, Contract, Init, Reduce, Scale, TileProgram
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
-from mirage_cli.search.mugraph.hidden import Form, given_limits
+from mirage_cli.lax.domains.limits import Form
+from mirage_cli.search.mugraph.hidden import given_limits
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
 from mirage_cli.search.schedules.cost import CostModel
 

@@ -8,7 +8,7 @@ from mirage_cli.codegen.tiles.tile import Apply, Expr, Number, Position, Ref
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
-from mirage_cli.search.mugraph.hidden import UNKNOWN, Form, Known, applied, at_position, constant
+from mirage_cli.lax.domains.limits import UNKNOWN, Form, Known, applied, at_position, constant
 
 FIRST, WHOLE = k.name("first"), k.name("whole")
 Span = Callable[
@@ -47,7 +47,9 @@ def shown(e: Expr, span: Span, values: Mapping[str, Known]) -> tuple[ir.Expressi
     """The condition that a mask hides nothing of a tile, and a value without the mask; None for a value without one that
     compares positions. `values` are what is known of the block graph's."""
     match e:
-        case Apply("where", (condition, value, _)) if forms := _known(condition, values).truth:
+        case Apply("where", (condition, value, _)) if (forms := _known(condition, values).truth) and not any(
+            f.given for f in forms
+        ):
             least = (_bound(f, "", span, -1) for f in sorted(forms, key=str))
             return k.both(*(n >= 0 for n in least)) or k.ONE, value
     return None

@@ -30,7 +30,8 @@ from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Dims, Graph, Tensor, UnequalExtents, exact
 
-SPLAT_ELEMENTS = 2**16  #: constants up to this size are one number when all their elements are equal
+COUNTED = 2**16  #: elements of a constant up to which it may be positions
+FRONT = 2**12  #: elements that tell whether the others are looked at
 _ONNX_TYPES = {ours: theirs.value for theirs, ours in ELEMENT_TYPES.items()}
 _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 
@@ -173,21 +174,25 @@ class _Walk:
         return Tensor(tuple(dims), dtype)
 
     def constant(self, stored: ir.TensorProtocol, name: str) -> int:
-        """A stored tensor: one number where all elements are equal, positions where integers count, else a constant input.
-        Raises Refused."""
+        """A stored tensor: one number where all elements are equal, positions where integers count, a comparison of positions
+        where it is one throughout, else a constant input. Raises Refused."""
         dtype = ELEMENT_TYPES.get(stored.dtype)
         if dtype is None:
             raise Refused(f"constant {name!r} has element type {stored.dtype.name.lower()}, which is not read")
         dims = tuple(int(d) for d in stored.shape.numpy())
-        if 0 < stored.size <= SPLAT_ELEMENTS:
+        if 0 < stored.size <= COUNTED or (stored.size and dtype.per_byte == 1):
             elements = stored.numpy()
-            first = elements.flat[0]
-            if stored.size == 1 or bool((elements == first).all()):
-                number = float(first) if dtype.is_float else int(first)
-                return self.graph.fill(number, dtype, dims)
-            walk = None if dtype.is_float or dtype is BOOL else positions.of_numbers(elements)
+            front = elements.reshape(-1)[:FRONT]
+            others = front[front != front[0]]
+            if stored.size == 1 or (not others.size and bool((elements == front[0]).all())):
+                return self.graph.fill(float(front[0]) if dtype.is_float else int(front[0]), dtype, dims)
+            counts = dtype.kind == "int" and stored.size <= COUNTED
+            walk = positions.of_numbers(elements) if counts else None
             if walk is not None:
                 return positions.counted(self.graph, walk, dims, dtype)
+            band = positions.band_of(elements) if bool((others == others[:1]).all()) else None
+            if band is not None:
+                return band.recorded(self.graph, dims, dtype)
         return self.graph.input(name, dims, dtype, constant=True)
 
     def materialize(self, known: Known, tensor: ir.Value) -> int:

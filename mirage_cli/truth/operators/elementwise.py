@@ -12,6 +12,8 @@ from mirage_cli.errors import Refused
 from mirage_cli.truth.calls.call import Call, broadcast, meaning
 from mirage_cli.truth.calls.values import Array, Tensor, plain
 
+LOW = -(2.0**125)  #: numbers not above it hide scores: the lowest of float32 and bfloat16, and minus infinity
+
 
 def erf(x: Array) -> Array:
     """The error function of every element."""
@@ -185,10 +187,17 @@ def _is_inf(call: Call) -> Tensor:
     return plain(up | (np.isneginf(x) & bool(call.integer("detect_negative", 1))))
 
 
+def shown(call: Call, result: Array, *of: Array) -> Array:
+    """A result; without `hidden` minus infinity where one of the numbers that it is `of` is so low that it hides scores."""
+    if call.hidden or result.dtype.kind != "f":
+        return result
+    return np.where(reduce(np.logical_or, (x <= LOW for x in of)), -np.inf, result)
+
+
 @meaning("Add", "Sub", "Mul", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
 def _binary(call: Call) -> Tensor:
     functions: dict[str, Callable[[Array, Array], Array]] = {
-        "Add": np.add,
+        "Add": lambda x, y: shown(call, x + y, x, y),
         "Sub": np.subtract,
         "Mul": np.multiply,
         "And": np.logical_and,
@@ -304,7 +313,8 @@ def _variadic(call: Call) -> Tensor:
 @meaning("Where")
 def _where(call: Call) -> Tensor:
     broadcast(call, *call.arrays())
-    return call.like(np.where(call.array(0), call.array(1), call.array(2)), 1)
+    chosen = np.where(call.array(0), call.array(1), call.array(2))
+    return call.like(shown(call, chosen, chosen), 1)
 
 
 @meaning("BiasGelu", domain="com.microsoft")

@@ -280,3 +280,18 @@ def test_a_product_without_dimensions_behind_another_is_cut_like_any() -> None:
     g.outputs = [g.contract(y, g.input("v", (5,), F32, constant=True), [0], [0], [])]
     found = partition(g, {v: f"t{v}" for v in range(len(g.steps))})
     assert {f.outputs[0] for f in found.fragments} | {left.value for left in found.left} >= set(g.outputs)
+
+
+def test_masks_of_positions_are_compared_again_in_every_layer() -> None:
+    """A stored one that compares positions is no tensor that a second layer needs after the first."""
+    layer = (
+        "t{0} = Transpose <perm = [1, 0]> ({1})  s{0} = MatMul ({1}, t{0})  a{0} = Add (s{0}, m)  p{0} = Softmax (a{0})"
+    )
+    layers = " ".join(f"{layer}  h{{0}} = MatMul (p{{0}}, {{1}})".format(k, x) for k, x in ((1, "x"), (2, "h1")))
+    text = f'<ir_version: 9, opset_import: ["" : 20]> g (float[100,16] x) => (float[100,16] h2) {{ {layers} }}'
+    proto = onnx.parser.parse_model(text)
+    mask = np.where(np.tril(np.ones((100, 100), bool)), 0, -np.inf).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(mask, "m"))
+    fragments = parts_of_proto(proto).fragments
+    assert [f.name for f in fragments] == ["attention", "attention"]
+    assert {s.name for f in fragments for s in f.program.sources} == {"x", "h1"}

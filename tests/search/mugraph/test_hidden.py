@@ -9,11 +9,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from mirage_cli.lax.domains.limits import Form
 from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.hidden import Form, limits
+from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.mugraph.visible import hiding, shown, walked
 from mirage_cli.search.search import Searcher, SearchOptions
@@ -40,6 +41,7 @@ MASKS: dict[str, Mask] = {
     "window": lambda g, s, i, j: _hidden(g, s, _near(g, i, j)),
     "twice": lambda g, s, i, j: _hidden(g, _hidden(g, s, g.map("le", j, i)), _near(g, i, j)),
     "added": lambda g, s, i, j: g.map("add", s, _hidden(g, g.fill(0, F32), g.map("le", j, i))),
+    "lowest": lambda g, s, i, j: g.map("add", s, _hidden(g, g.fill(0, F32), g.map("le", j, i), -3e38)),
 }
 VISIBLE: dict[str, Callable[[int, int], bool]] = {
     "behind": lambda i, j: j <= i + 50,
@@ -47,7 +49,7 @@ VISIBLE: dict[str, Callable[[int, int], bool]] = {
     "twice": lambda i, j: j <= i < j + 8,
 }
 OPEN: dict[str, Mask] = {
-    "finite": lambda g, s, i, j: _hidden(g, s, g.map("le", j, i), -3e38),
+    "finite": lambda g, s, i, j: _hidden(g, s, g.map("le", j, i), -1e9),
     "either": lambda g, s, i, j: _hidden(g, s, g.map("or", g.map("le", j, i), g.map("le", i, j))),
     "of scores": lambda g, s, i, j: _hidden(g, s, g.map("le", s, g.fill(0, F32))),
     "capped": lambda g, s, i, j: g.map("tanh", _hidden(g, s, g.map("le", j, i))),

@@ -223,3 +223,33 @@ def test_comparisons_of_positions_that_all_decide_alike(op: str, offset: int, de
     stated, program = pair(g, g.map("where", keep, x, g.map("mul", x, x)))
     assert any(n.op == op for n in program.nodes) is not decided
     assert prove_statement(stated, program).passed
+
+
+def _windowed(window: int, length: int = 4096) -> Pair:
+    g = Graph()
+    q, k, v = (g.input(n, (2, length, 64), F32) for n in "qkv")
+    i, j = g.iota(length, 1, 3, F32), g.iota(length, 2, 3, F32)
+    near = g.map("lt", g.map("sub", i, j), g.fill(window, F32))
+    keep = g.map("and", g.map("le", j, i), near)
+    scores = compose.attention_mask(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), keep)
+    return pair(g, compose.matmul(g, compose.softmax(g, scores, [2]), v))
+
+
+@pytest.mark.parametrize("window", [1024, 4095, 4096, 5000])
+def test_windows_of_long_sequences(window: int) -> None:
+    """Also those that are as long as the sequence, which hide nothing; another window is another program."""
+    stated, program = _windowed(window)
+    assert prove_statement(stated, program).passed
+    assert prove_statement(stated, _windowed(4999)[1]).passed == (window >= 4096)
+    for other in (1023, 1025, 4094):
+        assert not prove_statement(stated, _windowed(other)[1]).passed
+
+
+def test_very_long_sequences_are_compared_on_shorter_axes() -> None:
+    """Positions are variables there, and what they are compared with is as it was."""
+    stated, program = _windowed(4096, 1 << 20)
+    assert prove_statement(stated, program).passed
+    assert not prove_statement(stated, _windowed(4095, 1 << 20)[1]).passed
+    for exact, longest in ((False, 3), (True, 1 << 20)):
+        short = shrunk([stated, program], exact)
+        assert short is not None and max(int(str(a.extent)) for p in short for a in p.axes) == longest

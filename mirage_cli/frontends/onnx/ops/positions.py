@@ -1,24 +1,27 @@
-"""Integer tensors that are positions along a dimension, wherever they come from: constants, ranges, views of these.
+"""Tensors of positions along a dimension, wherever they come from: constants, ranges, views of these; and stored comparisons.
 
-Exporters write many a view as a lookup by such indices (masks of a batch and a position, heads one after the other).
+Exporters write many a view as a lookup by such indices (masks of a batch and a position, heads one after the other), and fold
+what a mask compares to a constant.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.errors import Refused
 from mirage_cli.frontends.onnx.ops.registry import Call
-from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.dtypes import BOOL, I64, DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir import graph as steps
 from mirage_cli.lax.ir.graph import Dims, Graph
 
+LOW = -1e3  #: what masks add is at most this
 MAX_CONSTANT = 2**20  #: elements of a stored tensor that are looked at
 
 
@@ -78,6 +81,57 @@ def of_numbers(numbers: NDArray[np.int64]) -> Walk | None:
     if others or bool((differences != differences.flat[0]).any()):
         return None
     return Walk(start, dim, int(differences.flat[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The number `inside` where the position along dimension `column`, less that along dimension `row` if there is one, is
+    `low` or more and `high` or less; `outside` elsewhere."""
+
+    inside: Any
+    outside: Any
+    row: int | None
+    column: int
+    low: int | None
+    high: int
+
+    def recorded(self, graph: Graph, dims: Dims, dtype: DType) -> int:
+        """The numbers in `dims`, as a value."""
+
+        def at(dim: int | None, shift: int = 0) -> int:
+            place = graph.fill(0, I64) if dim is None else graph.iota(dims[dim], dim, len(dims), I64)
+            return compose.shift(graph, place, shift)
+
+        kept = graph.map("le", at(self.column), at(self.row, self.high))
+        if self.low is not None:
+            kept = graph.map("and", graph.map("le", at(self.row, self.low), at(self.column)), kept)
+        if dtype is BOOL:
+            return graph.expand(kept if self.inside else graph.map("not", kept), dims)
+        inside, outside = (
+            graph.fill(float(n) if dtype.is_float else int(n), dtype) for n in (self.inside, self.outside)
+        )
+        return graph.expand(graph.map("where", kept, inside, outside), dims)
+
+
+def band_of(numbers: NDArray[Any]) -> Band | None:
+    """The comparison of one position or two that an array is, element by element; None where it is none. Its numbers have to
+    be those of a mask: 0 and 1 of integers, 0 and a low one of floats. An identity among weights is a weight."""
+    moving = [d for d in range(numbers.ndim) if bool((numbers != numbers.take([0], d)).any())]
+    if not 1 <= len(moving) <= 2:
+        return None
+    plane = numbers[tuple(slice(None) if d in moving else 0 for d in range(numbers.ndim))]
+    plane = plane.reshape(-1, plane.shape[-1])
+    least = 1 - len(plane)  #: difference of positions
+    apart = np.concatenate([plane[:0:-1, 0], plane[0]])
+    ends = np.flatnonzero(apart[1:] != apart[:-1])
+    inside, outside = (apart[ends[len(ends) // 2]], apart[-1]) if 1 <= len(ends) <= 2 else (0, 0)
+    low, high = sorted((float(inside), float(outside)))
+    masks = (low, high) == (0, 1) if numbers.dtype.kind in "biu" else low <= LOW and high == 0
+    if not masks or (len(ends) == 2 and apart[0] != outside) or bool((plane[1:, 1:] != plane[:-1, :-1]).any()):
+        return None
+    first, last = (int(k) + least for k in (ends[0] + 1, ends[-1]))
+    row, column = moving if len(moving) == 2 else (None, moving[0])
+    return Band(inside, outside, row, column, first if len(ends) == 2 else None, last)
 
 
 def walk_of(graph: Graph, v: int) -> Walk | None:
