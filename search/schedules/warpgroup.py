@@ -35,6 +35,7 @@ SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
 AHEAD_REGISTERS = 24  #: the same, beside those, where products run ahead
 COLUMNS = (256, 192, 128, 64)
 STAGES = tuple(range(12, 1, -1))  #: the most that fit
+LATE_STAGES = (6, 4, 3, 2)  #: the same where there are scores
 PARTS = (2, 4)  #: blocks that reduce together
 BARRIER_BYTES = 2048  #: of shared memory, beside tiles
 
@@ -179,6 +180,7 @@ class WarpgroupModel(Model):
         wide = [a for a in self.g.grid if a not in self.batch and a not in (self.rows, self.g.loop)]
         options = [self.columns(a) for a in wide]
         known = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (64, 1))
+        stages = LATE_STAGES if self.late else STAGES
         shapes = tuple(s for s in known if s[0] < self.extents[self.rows] + GROUP_ROWS)
         for columns, (height, consumers), loop, parts in itertools.product(
             itertools.product(*options), shapes, (128, 64), PARTS if self.g.split else (1,)
@@ -191,7 +193,7 @@ class WarpgroupModel(Model):
                 tiles[self.g.loop or ""] = share
             ordered = tuple((a, tiles.get(a, 1)) for a in self.g.grid)
             for numbers in self.numbers(consumers):
-                staged = (Schedule(ordered, loop, 4 * (consumers + 1), n, "warpgroup", numbers) for n in STAGES)
+                staged = (Schedule(ordered, loop, 4 * (consumers + 1), n, "warpgroup", numbers) for n in stages)
                 fitting = (s for s in staged if self.fits(s))
                 yield from itertools.islice(fitting, 1)
 
