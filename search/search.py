@@ -35,7 +35,7 @@ from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import SPLITS
 
-FAR_FROM_FLOOR = 10  #: launches above the floor from which on values may be worth storing
+FAR_FROM_FLOOR = 3  #: launches above the floor from which on values may be worth storing
 NEAR_FLOOR = 2  #: the same where the best way has no room for its operands
 MARGIN = 1.1  #: how much better than one kernel several have to be predicted: the model is not more exact than that
 MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more are searched once there is a candidate
