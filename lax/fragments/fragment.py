@@ -7,9 +7,9 @@ not. What is stored between fragments (the *ends*) follows from cost:
    would be wasteful: the intermediate is normalised along the axis that is summed next (attention), or both contractions
    have stored weights and the intermediate is of low rank (LoRA).
 2. From a contraction the end moves forward through elementwise operators and views as long as everything that is
-   computed from it comes together again; contractions of the same operand that meet there (gate and up projections) are
-   one fragment. It does not move to where the result is repeated along another dimension (a modulation of all tokens by
-   one conditioning vector).
+   computed from it comes together again, of few rows joined halves too (a rotary embedding) where their join is stored in any
+   case; contractions of the same operand that meet there (gate and up projections) are one fragment. It does not move to
+   where the result is repeated along another dimension (a modulation of all tokens by one conditioning vector).
 3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
    read them; where only elementwise operators read a normalised value, where a value of more than positions is needed again
    after the fragments that it feeds (a residual stream), and where several read a costly one (sines of positions) or a long
@@ -36,7 +36,7 @@ from mirage_cli.lax.fragments.facts import Facts, costs
 from mirage_cli.lax.fragments.instantiate import instantiate
 from mirage_cli.lax.fragments.key import key
 from mirage_cli.lax.fragments.kinds import kind
-from mirage_cli.lax.fragments.siblings import siblings
+from mirage_cli.lax.fragments.siblings import few_rows, siblings
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.normal.canonical import canonical
@@ -301,6 +301,9 @@ class _Partitioner(Facts):
             current: len(self.users[current])
         }  #: values whose readers are not all in the region, and how many are not
         pending = list(self.users[current])  # a heap: sorted as it is
+        joins = (
+            False  # what joins its halves again (a rotary embedding) is computed here where it is stored in any case
+        )
         while pending:
             step = heappop(pending)
             if step in region:
@@ -315,7 +318,8 @@ class _Partitioner(Facts):
             left[step] = len(self.users[step])
             for u in self.users[step]:
                 heappush(pending, u)
-            if left.keys() == {step}:
+            joins = joins or isinstance(self.step(step), g.Concat)
+            if left.keys() == {step} and (not joins or self.kept(step)):
                 return step
             if len(region) > MAX_STEPS:
                 return None
@@ -326,6 +330,8 @@ class _Partitioner(Facts):
         step = self.step(value)
         if isinstance(step, g.Cast | g.Reshape | g.Transpose | g.Slice):
             return True
+        if isinstance(step, g.Concat) and not self.unequal(value):
+            return region.issuperset(self.graph.inputs[value]) and few_rows(self, c)
         if not isinstance(step, g.Map):
             return False
         if all(self.elements(i) != self.elements(value) for i in self.graph.inputs[value] if i in region):

@@ -35,20 +35,23 @@ def siblings(facts: Facts, fragments: Iterable[tuple[int, tuple[int, ...], tuple
     return [group for own in groups.values() for group in own if len(group) > 1]
 
 
+def few_rows(facts: Facts, product: int) -> bool:
+    """True if a product multiplies a value of few rows by weights."""
+    step = facts.step(product)
+    assert isinstance(step, g.Contract)
+    for i, labels in zip(facts.graph.inputs[product], (step.lhs, step.rhs), strict=True):
+        if not facts.of_weights[i]:
+            rows = ex.product(e for e, label in zip(facts.graph.dims(i), labels, strict=True) if label in step.out)
+            if not isinstance(rows, int) or rows > MOST_ROWS:
+                return False
+    return True
+
+
 def _multiplied(facts: Facts, steps: Iterable[int]) -> int | None:
     """The value whose few rows all products of a fragment multiply by weights; None where there is not one."""
-    shared: set[int] = set()
-    for v in steps:
-        step = facts.step(v)
-        if not isinstance(step, g.Contract):
-            continue
-        for i, labels in zip(facts.graph.inputs[v], (step.lhs, step.rhs), strict=True):
-            if not facts.of_weights[i]:
-                shared.add(facts.base(i))
-                rows = ex.product(e for e, label in zip(facts.graph.dims(i), labels, strict=True) if label in step.out)
-                if not isinstance(rows, int) or rows > MOST_ROWS:
-                    return None
-    return shared.pop() if len(shared) == 1 else None
+    products = [v for v in steps if facts.is_contraction(v)]
+    shared = {facts.base(i) for v in products for i in facts.graph.inputs[v] if not facts.of_weights[i]}
+    return shared.pop() if len(shared) == 1 and all(few_rows(facts, v) for v in products) else None
 
 
 def _computed_from(facts: Facts, values: Iterable[int], ends: set[int]) -> bool:

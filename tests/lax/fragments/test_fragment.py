@@ -317,3 +317,31 @@ def test_products_of_one_row_are_one_fragment(rows: str, operand: str, results: 
     found = parts_of_proto(proto).fragments
     assert sorted((len(f.program.outputs) for f in found), reverse=True) == results
     assert [len(f.outputs) for f in found] == [len(f.program.outputs) for f in found]
+
+
+TURNED = """<ir_version: 9, opset_import: ["" : 20]>
+g (float[ROWS,16] x, float[1,8] cos, float[1,8] sin, float[past,8] cache) => (float[all,8] y) {
+    k = MatMul(x, w) first = Slice(k, zero, four, one) second = Slice(k, four, eight, one) less = Neg(second)
+    halves = Concat<axis = 1>(less, first) a = Mul(k, cos) b = Mul(halves, sin) turned = Add(a, b)
+    END
+}"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "end", "products"),
+    [
+        ("1", "y = Concat<axis = 0>(cache, turned)", {"turned": 2}),
+        ("1", "s = MatMul(turned, v) y = Concat<axis = 0>(cache, s)", {"k": 1, "s": 1}),
+        ("9", "y = Concat<axis = 0>(cache, turned)", {"k": 1, "turned": 0}),
+    ],
+)
+def test_keys_are_turned_where_they_are_computed(rows: str, end: str, products: dict[str, int]) -> None:
+    """Few of them, where they are stored turned: each half is multiplied once."""
+    proto = onnx.parser.parse_model(TURNED.replace("ROWS", rows).replace("END", end))
+    random = np.random.default_rng(0)
+    for name, shape in {"w": (16, 8), "v": (8, 8)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(random.standard_normal(shape, np.float32), name))
+    for name, at in {"zero": 0, "one": 1, "four": 4, "eight": 8}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.array([at]), name))
+    found = {f.program.outputs[0].name: f.program for f in parts_of_proto(proto).fragments}
+    assert {name: sum(n.op == "contract" for n in p.nodes) for name, p in found.items()} == products
