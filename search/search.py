@@ -42,6 +42,7 @@ MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more ar
 HOPELESS = (
     4 * MAX_CUT_VALUES
 )  #: and after which no more are searched in any case, nor mappings of programs searched together
+SHAPES = 8  #: times as many schedules of siblings are looked at, for some whose blocks are alike
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
 SHORTEST = 64  #: positions of a split axis that a part has at least
 
@@ -289,7 +290,8 @@ class Searcher:
         for part, labels in parts:
             largest = tuple((labels.index(at), top) for k, top in options.largest if (at := f"source {k}") in labels)
             spare = options.max_kernels - len(parts) + 1
-            own = self._also(replace(options, largest=largest, max_kernels=spare)).search(part, target)
+            more = replace(options, largest=largest, max_kernels=spare, schedules=SHAPES * options.schedules)
+            own = self._also(more).search(part, target)
             found.append(own.candidates)
             total.add(own.statistics)
         lengths = [min(options.schedules, len(c)) for c in found]
