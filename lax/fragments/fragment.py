@@ -17,8 +17,7 @@ not. What is stored between fragments (the *ends*) follows from cost:
    left to others.
 4. Stored light values (results of the model among them) that are normalisations, or chains of several elementwise
    operators, are fragments themselves.
-5. Fragments that multiply the same few rows by weights (queries, keys and values) are one, with several results
-   (`siblings`).
+5. Fragments that multiply the same few rows by weights (queries, keys and values) are one, with several results.
 
 Whatever is left alone has a reason.
 """
@@ -80,7 +79,7 @@ class Partition:
 def partition(graph: g.Graph, names: Mapping[int, str], complete: bool = False) -> Partition:
     """The fragments of a graph. `names` gives the values that exist as tensors of the model: only these can be stored.
 
-    With `complete` every result is computed by fragments alone, as far as that is possible (rule 5).
+    With `complete` every result is computed by fragments alone, as far as that is possible.
     """
     return _Partitioner(graph, names, complete).run()
 
