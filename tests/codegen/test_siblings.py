@@ -8,8 +8,10 @@ from functools import cache
 
 import pytest
 
+from mirage_cli.codegen import source as sources
 from mirage_cli.codegen.requests.passes import without
 from mirage_cli.codegen.source import source
+from mirage_cli.kernel_proof import prove
 from mirage_cli.kernel_proof.compare import compare
 from mirage_cli.kernel_proof.prove import prove_kernels
 from mirage_cli.lax.dtypes import F16, DType
@@ -92,6 +94,22 @@ def test_spoiled_ranges_are_refused(kind: str) -> None:
     old, new = SPOILED[kind]
     assert text.count(old) >= 1
     assert not compare(text.replace(old, new), p, g, {}, 1).passed
+
+
+def test_kernels_of_one_launch_are_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much work it is: by themselves they would have no ranges."""
+    p, best = _found()
+    real = sources.source
+
+    def broken(*arguments: object) -> sources.Rendered:
+        rendered = real(*arguments)  # type: ignore[arg-type]
+        old, new = SPOILED["a range that ends late"]
+        return replace(rendered, text=rendered.text.replace(old, new))
+
+    monkeypatch.setattr(prove, "AFFORDABLE", 0)
+    assert prove_kernels(p, best.graph, best.schedules, HOPPER).passed
+    monkeypatch.setattr(prove, "source", broken)
+    assert prove_kernels(p, best.graph, best.schedules, HOPPER).refuted
 
 
 def test_only_blocks_that_are_alike_start_together() -> None:

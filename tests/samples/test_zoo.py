@@ -22,8 +22,8 @@ from mirage_cli.runtime.example import example_inputs
 
 FOLDER = Path(__file__).resolve().parents[2] / "samples" / "zoo" / "models"
 FILES = sorted(FOLDER.glob("*.onnx"))
-#: at least these, by the architecture; two projections and an MLP's second half are plain linears; of one row (gemma3) queries,
-#: keys and values are one
+#: at least these, by the architecture; two projections and an MLP's second half are plain linears; of one row (gemma3)
+#: queries, keys and values are one
 FOUND = {
     "chameleon": {"qknorm_attention": 1, "norm_linear": 4, "norm_gated_mlp": 1, "linear": 2},
     "clip": {"attention": 2, "norm_linear": 6, "norm_mlp": 2, "linear": 4},
