@@ -294,7 +294,7 @@ class Searcher:
             own = self._also(more).search(part, target)
             found.append(own.candidates)
             total.add(own.statistics)
-        lengths = [min(options.schedules, len(c)) for c in found]
+        lengths = [min(SHAPES * options.schedules, len(c)) for c in found]  # some may not fit
         places = best_combinations(lengths, options.apart) if all(lengths) else ()
         chosen = [tuple(c[k] for c, k in zip(found, at, strict=True)) for at in places]
         fitting = [c for c in (*chosen, *alike(found)) if sum(len(x.schedules) for x in c) <= options.max_kernels]

@@ -12,6 +12,7 @@ from mirage_cli.search.schedules.cost import Ranked
 from mirage_cli.search.schedules.schedule import Schedule, block_shape
 
 MARGIN = 1.1  #: how much better than one kernel several have to be predicted: the model is not more exact than that
+NEXT = 4  #: candidates for each shape of blocks
 
 
 class Way(Protocol):
@@ -53,18 +54,19 @@ class Option:
 
 
 def alike(found: Sequence[Sequence[AnyWay]]) -> Iterator[tuple[AnyWay, ...]]:
-    """The best candidates of one kernel each together, and those for each shape of blocks that can be one launch."""
-    shapes: list[dict[tuple[int, int] | None, AnyWay]] = []
+    """The best candidates of one kernel each together, then for each shape of blocks the best that can be one launch, and the
+    next ones, should these not fit."""
+    shapes: list[dict[tuple[int, int] | None, list[AnyWay]]] = []
     for candidates in found:
-        own: dict[tuple[int, int] | None, AnyWay] = {}
-        for c in candidates:
-            if len(c.schedules) == 1:
-                own.setdefault(None, c)
-                own.setdefault(block_shape(c.graph.kernels[0], c.schedules[0]), c)
+        own: dict[tuple[int, int] | None, list[AnyWay]] = {None: []}
+        for c in (c for c in candidates if len(c.schedules) == 1):
+            own[None].append(c)
+            if (shape := block_shape(c.graph.kernels[0], c.schedules[0])) is not None:
+                own.setdefault(shape, []).append(c)
         shapes.append(own)
-    for shape in shapes[0]:
-        if all(shape in own for own in shapes):
-            yield tuple(own[shape] for own in shapes)
+    for shape in [s for s in shapes[0] if all(own.get(s) for own in shapes)]:
+        for k in range(NEXT):
+            yield tuple(own[shape][min(k, len(own[shape]) - 1)] for own in shapes)
 
 
 def best_combinations(lengths: Sequence[int], apart: bool, count: int = 0) -> Iterator[tuple[int, ...]]:
