@@ -96,6 +96,7 @@ VARIANTS = (
     Variant("engines", ENGINES),
     *(Variant(f"engines, {p}", (*ENGINES, p)) for p in ("fusion", "layouts", "order", "memory")),
     Variant("tunings", ("tunings",)),
+    Variant("siblings", ("siblings",)),
 )
 
 

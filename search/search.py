@@ -22,7 +22,7 @@ from mirage_cli.search.closure.form import search_form
 from mirage_cli.search.closure.mapping import Mapping, mappings
 from mirage_cli.search.contains import Containment, contains
 from mirage_cli.search.cuts import Branches
-from mirage_cli.search.finish.kernels import Part, link, one_kernel
+from mirage_cli.search.finish.kernels import Part, link, one_kernel, siblings
 from mirage_cli.search.finish.scaling import with_headroom
 from mirage_cli.search.finish.split_reduction import two_kernels
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
@@ -30,18 +30,19 @@ from mirage_cli.search.reassociation import variants
 from mirage_cli.search.schedules.alternatives import Sizes
 from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
 from mirage_cli.search.schedules.engines import ENGINES
-from mirage_cli.search.schedules.ranking import ranked
+from mirage_cli.search.schedules.ranking import ranked, total_us
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import SPLITS
+from mirage_cli.search.ways import MARGIN, Option, alike, best_combinations, fitting_options
 
 FAR_FROM_FLOOR = 3  #: launches above the floor from which on values may be worth storing
 NEAR_FLOOR = 2  #: the same where the best way has no room for its operands
-MARGIN = 1.1  #: how much better than one kernel several have to be predicted: the model is not more exact than that
 MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more are searched once there is a candidate
 HOPELESS = (
     4 * MAX_CUT_VALUES
 )  #: and after which no more are searched in any case, nor mappings of programs searched together
+SHAPES = 8  #: times as many schedules of siblings are looked at, for some whose blocks are alike
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
 SHORTEST = 64  #: positions of a split axis that a part has at least
 
@@ -78,6 +79,14 @@ class SearchStatistics:
     mugraphs: int = 0
     seconds: float = 0.0
     refused: list[str] = field(default_factory=list)
+
+    def add(self, other: SearchStatistics) -> None:
+        """Count what the search of a part did."""
+        self.mappings += other.mappings
+        self.values += other.values
+        self.mugraphs += other.mugraphs
+        self.seconds += other.seconds
+        self.refused += other.refused
 
     def to_json(self) -> dict[str, Any]:
         """The report's form."""
@@ -129,29 +138,6 @@ class SearchResult:
         return contains(self.searcher, self.program, graph)
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """A way to compute a part of a program: kernels with schedules, and what the model says."""
-
-    graph: KernelGraph
-    ranks: tuple[Ranked, ...]
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """Ranked by: score, then fewer kernels, then the first kernel's tie breaks."""
-        return (self.score, len(self.ranks), *self.ranks[0].order)
-
-    @property
-    def sum(self) -> float:
-        """The scores of its kernels together."""
-        return sum(r.score for r in self.ranks)
-
-    @property
-    def score(self) -> float:
-        """The score by which it is ranked."""
-        return self.sum * (MARGIN if len(self.ranks) > 1 else 1.0)
-
-
 class Searcher:
     """Searches programs; equal parts are searched once. One instance serves one run."""
 
@@ -159,7 +145,7 @@ class Searcher:
         self.options = options
         self._tell, self._standing = tell, Standing()
         self._blocks: dict[str, tuple[list[BlockGraph], SearchStatistics]] = {}
-        self._options: dict[tuple[str, str], list[_Option]] = {}
+        self._options: dict[tuple[str, str], list[Option]] = {}
         self._largest: dict[str, float] = {}
         self._short: set[tuple[str, str]] = set()  #: of those, where the best was left out for lack of room
         self._pool = Pool(options.jobs)
@@ -255,6 +241,9 @@ class Searcher:
     # --- kernel graphs ------------------------------------------------------------------------------------------------
     def search(self, program: Program, target: Target) -> SearchResult:
         """Kernel graphs for a program on a target, cheapest first, with the statistics of the search."""
+        parts = siblings(program)
+        if parts and len(parts) <= self.options.max_kernels:
+            return self._siblings(program, target, parts)
         total, counted = SearchStatistics(), set[str]()
         self._largest = {program.sources[k].name: top for k, top in self.options.largest}
         given, forms = program, variants(program)
@@ -294,6 +283,37 @@ class Searcher:
         total.mugraphs = max(total.mugraphs, len({c.graph for c in candidates}))
         return SearchResult(given, candidates, total, self)
 
+    def _siblings(self, program: Program, target: Target, parts: Sequence[Part]) -> SearchResult:
+        """Kernel graphs for a program with results that have nothing in common but what they read: the best of each, and the
+        best of each among those whose kernels can be started together."""
+        total, found, options = SearchStatistics(), list[list[Candidate]](), self.options
+        for part, labels in parts:
+            largest = tuple((labels.index(at), top) for k, top in options.largest if (at := f"source {k}") in labels)
+            spare = options.max_kernels - len(parts) + 1
+            more = replace(options, largest=largest, max_kernels=spare, schedules=SHAPES * options.schedules)
+            own = self._also(more).search(part, target)
+            found.append(own.candidates)
+            total.add(own.statistics)
+        lengths = [min(SHAPES * options.schedules, len(c)) for c in found]  # some may not fit
+        places = best_combinations(lengths, options.apart) if all(lengths) else ()
+        chosen = [tuple(c[k] for c, k in zip(found, at, strict=True)) for at in places]
+        fitting = [c for c in (*chosen, *alike(found)) if sum(len(x.schedules) for x in c) <= options.max_kernels]
+        candidates = [self._together(program, target, parts, c) for c in dict.fromkeys(fitting)]
+        candidates.sort(key=lambda c: c.order)
+        return SearchResult(program, candidates, total, self)
+
+    def _together(
+        self, program: Program, target: Target, parts: Sequence[Part], chosen: Sequence[Candidate]
+    ) -> Candidate:
+        """Candidates of parts as one of the program."""
+        graph = link(program, parts, [c.graph for c in chosen])
+        schedules = tuple(s for c in chosen for s in c.schedules)
+        sizes = dict(self.options.sizes)
+        apart = sum(c.predicted_us for c in chosen)
+        us = total_us(graph, schedules, target, sizes)
+        orders = [sum(x) for x in zip(*(c.order for c in chosen), strict=True)]
+        return Candidate(graph, schedules, us, floor_us(program, target, sizes), (orders[0] * us / apart, orders[1]))
+
     def _roomy(
         self, program: Program, target: Target, total: SearchStatistics
     ) -> Callable[[Candidate], Iterator[Candidate]]:
@@ -329,7 +349,7 @@ class Searcher:
         total.mugraphs += own.mugraphs if whole else 0
         total.refused += own.refused
 
-    def _candidate(self, o: _Option, floor: float) -> Candidate:
+    def _candidate(self, o: Option, floor: float) -> Candidate:
         predictions = [r.prediction for r in o.ranks]
         return Candidate(
             o.graph,
@@ -340,12 +360,12 @@ class Searcher:
         )
 
     # --- one part -----------------------------------------------------------------------------------------------------
-    def _ways(self, program: Program, target: Target, max_kernels: int) -> list[_Option]:
+    def _ways(self, program: Program, target: Target, max_kernels: int) -> list[Option]:
         """The ways to compute a program in one kernel, or in two that share a split reduction; best first."""
         key = (program.key(), target.name)
         if key not in self._options:
             graphs, _ = self.blocks(program)
-            one = [_Option(one_kernel(program, g), (r,)) for g in graphs for r in self._ranked(program, g, target)]
+            one = [Option(one_kernel(program, g), (r,)) for g in graphs for r in self._ranked(program, g, target)]
             split = sorted((o for o in one if o.graph.kernels[0].block.split), key=lambda o: o.order)
             one = [o for o in one if target.joins_blocks or not o.graph.kernels[0].block.split]
             every = [*one, *self._combined(program, target, one, split)]
@@ -372,8 +392,8 @@ class Searcher:
         return ranked(program, graph, target, options.schedules, sizes, options.apart, options.alone, options.engines)
 
     def _combined(
-        self, program: Program, target: Target, one: Sequence[_Option], split: Sequence[_Option]
-    ) -> Iterator[_Option]:
+        self, program: Program, target: Target, one: Sequence[Option], split: Sequence[Option]
+    ) -> Iterator[Option]:
         """Two kernels for the best block graphs with a split reduction, where they may be better than one kernel."""
         best = min((o.score for o in one), default=math.inf)
         if self.options.max_kernels < 2 or 2 * target.least_launch_us + self._floor(program, target) >= best:
@@ -393,9 +413,9 @@ class Searcher:
             if not kernels[1] or kernels[1][0].score > 2 * (target.launch_us + kernels[1][0].prediction.floor_us):
                 graph, kernels[1] = self._second(graph, target, kernels[1])
             for places in (
-                _best_combinations([len(ranks) for ranks in kernels], self.options.apart) if all(kernels) else ()
+                best_combinations([len(ranks) for ranks in kernels], self.options.apart) if all(kernels) else ()
             ):
-                yield _Option(graph, tuple(ranks[k] for k, ranks in zip(places, kernels, strict=True)))
+                yield Option(graph, tuple(ranks[k] for k, ranks in zip(places, kernels, strict=True)))
 
     def _second(self, graph: KernelGraph, target: Target, known: list[Ranked]) -> tuple[KernelGraph, list[Ranked]]:
         """The kernel graph with the best block graph for what its second kernel computes."""
@@ -416,38 +436,15 @@ class Searcher:
             return typical
         return math.sqrt(typical * floor_us(program, target, dict.fromkeys(program.symbols, SMALL)))
 
-    def _with_parts(self, program: Program, target: Target, parts: Sequence[Part]) -> Iterator[_Option]:
+    def _with_parts(self, program: Program, target: Target, parts: Sequence[Part]) -> Iterator[Option]:
         spare = self.options.max_kernels - len(parts)
         ways = [self._ways(p, target, 1 + spare) for p, _ in parts]
         if not all(ways):
             return
         count = self.options.schedules
-        for places in _best_combinations([min(count, len(w)) for w in ways], self.options.apart, count):
-            chosen = _fitting_options([w[k:] for k, w in zip(places, ways, strict=True)], self.options.max_kernels)
+        for places in best_combinations([min(count, len(w)) for w in ways], self.options.apart, count):
+            chosen = fitting_options([w[k:] for k, w in zip(places, ways, strict=True)], self.options.max_kernels)
             if chosen is None:
                 return
             graph = link(program, parts, [o.graph for o in chosen])
-            yield _Option(graph, tuple(r for o in chosen for r in o.ranks))
-
-
-def _best_combinations(lengths: Sequence[int], apart: bool, count: int = 0) -> Iterator[tuple[int, ...]]:
-    """Which of the ranked ways of several parts to take together: the k-th of all, for the longest of them (or `count`
-    times); with `apart` the k-th of one beside the best of the others."""
-    if not apart:
-        yield from (tuple(min(k, n - 1) for n in lengths) for k in range(count or max(lengths)))
-        return
-    yield (0,) * len(lengths)
-    for part, n in enumerate(lengths):
-        yield from (tuple(k if p == part else 0 for p in range(len(lengths))) for k in range(1, n))
-
-
-def _fitting_options(ways: Sequence[Sequence[_Option]], max_kernels: int) -> tuple[_Option, ...] | None:
-    """A way for each part, the best together, with no more kernels than allowed."""
-    firsts = []
-    for own in ways:
-        by_count: dict[int, _Option] = {}
-        for o in own:
-            by_count.setdefault(len(o.ranks), o)
-        firsts.append(list(by_count.values()))
-    fitting = [c for c in itertools.product(*firsts) if sum(len(o.ranks) for o in c) <= max_kernels]
-    return min(fitting, key=lambda c: sum(o.sum for o in c), default=None)
+            yield Option(graph, tuple(r for o in chosen for r in o.ranks))

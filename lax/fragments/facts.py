@@ -120,6 +120,10 @@ class Facts:
         step = self.step(v)
         return isinstance(step, g.Concat) and len({self.graph.dims(i)[step.dim] for i in self.graph.inputs[v]}) > 1
 
+    def kept(self, v: int) -> bool:
+        """True if a value is stored whatever fragments there are: a result, or a part of a concatenation of unequal ones."""
+        return v in self.results or any(self.unequal(u) for u in self.readers(v))
+
     def joined(self, values: Iterable[int]) -> set[int]:
         """The concatenations of unequal parts that such ones among `values` are made of: nothing is computed across them."""
         begun = {b for v in values if self.unequal(b := self.base(v))}

@@ -7,9 +7,9 @@ not. What is stored between fragments (the *ends*) follows from cost:
    would be wasteful: the intermediate is normalised along the axis that is summed next (attention), or both contractions
    have stored weights and the intermediate is of low rank (LoRA).
 2. From a contraction the end moves forward through elementwise operators and views as long as everything that is
-   computed from it comes together again; contractions of the same operand that meet there (gate and up projections) are
-   one fragment. It does not move to where the result is repeated along another dimension (a modulation of all tokens by
-   one conditioning vector).
+   computed from it comes together again, of few rows joined halves too (a rotary embedding) where their join is stored in any
+   case; contractions of the same operand that meet there (gate and up projections) are one fragment. It does not move to
+   where the result is repeated along another dimension (a modulation of all tokens by one conditioning vector).
 3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
    read them; where only elementwise operators read a normalised value, where a value of more than positions is needed again
    after the fragments that it feeds (a residual stream), and where several read a costly one (sines of positions) or a long
@@ -17,13 +17,14 @@ not. What is stored between fragments (the *ends*) follows from cost:
    left to others.
 4. Stored light values (results of the model among them) that are normalisations, or chains of several elementwise
    operators, are fragments themselves.
+5. Fragments that multiply the same few rows by weights (queries, keys and values) are one, with several results.
 
 Whatever is left alone has a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -34,6 +35,7 @@ from mirage_cli.lax.fragments.facts import Facts, costs
 from mirage_cli.lax.fragments.instantiate import instantiate
 from mirage_cli.lax.fragments.key import key
 from mirage_cli.lax.fragments.kinds import kind
+from mirage_cli.lax.fragments.siblings import few_rows, siblings
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.normal.canonical import canonical
@@ -77,7 +79,7 @@ class Partition:
 def partition(graph: g.Graph, names: Mapping[int, str], complete: bool = False) -> Partition:
     """The fragments of a graph. `names` gives the values that exist as tensors of the model: only these can be stored.
 
-    With `complete` every result is computed by fragments alone, as far as that is possible (rule 5).
+    With `complete` every result is computed by fragments alone, as far as that is possible.
     """
     return _Partitioner(graph, names, complete).run()
 
@@ -130,7 +132,22 @@ class _Partitioner(Facts):
             if self.complete or self.worth_storing(v):
                 self.add(result, v, done)
         result.fragments.sort(key=lambda f: f.outputs)
+        if not self.complete:  # fragments that are run one after the other stay in order
+            self.join_siblings(result)
         return result
+
+    def join_siblings(self, result: Partition) -> None:
+        """Make siblings one fragment, where that can be expressed."""
+        fragments = result.fragments
+        joined: dict[int, LaxFragment | None] = {}
+        for group in siblings(self, [(f.outputs[0], f.inputs, f.steps) for f in fragments]):
+            own = [fragments[n] for n in group]
+            try:
+                whole = self.make([f.outputs[0] for f in own], sorted({v for f in own for v in f.inputs}))
+            except (Refused, InvalidGraph):
+                continue
+            joined |= dict.fromkeys(group) | {group[0]: whole}
+        result.fragments = [f for n, old in enumerate(fragments) if (f := joined.get(n, old)) is not None]
 
     def settle(self, ends: Mapping[int, object]) -> None:
         """Store light values until every fragment agrees on what is stored."""
@@ -283,6 +300,9 @@ class _Partitioner(Facts):
             current: len(self.users[current])
         }  #: values whose readers are not all in the region, and how many are not
         pending = list(self.users[current])  # a heap: sorted as it is
+        joins = (
+            False  # what joins its halves again (a rotary embedding) is computed here where it is stored in any case
+        )
         while pending:
             step = heappop(pending)
             if step in region:
@@ -297,7 +317,8 @@ class _Partitioner(Facts):
             left[step] = len(self.users[step])
             for u in self.users[step]:
                 heappush(pending, u)
-            if left.keys() == {step}:
+            joins = joins or isinstance(self.step(step), g.Concat)
+            if left.keys() == {step} and (not joins or self.kept(step)):
                 return step
             if len(region) > MAX_STEPS:
                 return None
@@ -308,6 +329,8 @@ class _Partitioner(Facts):
         step = self.step(value)
         if isinstance(step, g.Cast | g.Reshape | g.Transpose | g.Slice):
             return True
+        if isinstance(step, g.Concat) and not self.unequal(value):
+            return region.issuperset(self.graph.inputs[value]) and few_rows(self, c)
         if not isinstance(step, g.Map):
             return False
         if all(self.elements(i) != self.elements(value) for i in self.graph.inputs[value] if i in region):
@@ -426,7 +449,7 @@ class _Partitioner(Facts):
         return any(isinstance(s, g.Reduce) for s in steps) or sum(isinstance(s, g.Map) for s in steps) >= CHAIN
 
     def whole(self, end: int) -> LaxFragment:
-        return self.make(end, self.boundary(end))
+        return self.make([end], self.boundary(end))
 
     def sizes_stored(self, end: int) -> LaxFragment:
         """The fragment that reads what would be computed for it from symbols that no shape of what it reads has."""
@@ -441,7 +464,7 @@ class _Partitioner(Facts):
         boundary = extra.union(begin)
         if not extra or not (self.heavy[end] or self.worth_storing(end, boundary)):
             raise Refused("nothing that it computes depends on sizes alone")
-        return self.make(end, [v for v in self.graph.cone([end], boundary) if v in boundary])
+        return self.make([end], [v for v in self.graph.cone([end], boundary) if v in boundary])
 
     def operands_stored(self, end: int) -> LaxFragment:
         """The fragment without what it would compute again for its contractions."""
@@ -453,23 +476,23 @@ class _Partitioner(Facts):
             if i in self.names and self.light_from_stored(i)
         }
         boundary = set(self.boundary(end)) | extra
-        return self.make(end, [v for v in self.graph.cone([end], boundary) if v in boundary])
+        return self.make([end], [v for v in self.graph.cone([end], boundary) if v in boundary])
 
-    def make(self, end: int, boundary: list[int]) -> LaxFragment:
-        if end not in self.names:
+    def make(self, ends: Sequence[int], boundary: list[int]) -> LaxFragment:
+        if any(end not in self.names for end in ends):
             raise Refused("its result is no tensor of the model")
         unnamed = [v for v in boundary if v not in self.names]
         if unnamed:
             raise Refused("it reads a value that is no tensor of the model")
-        steps = self.graph.cone([end], boundary)
+        steps = self.graph.cone(ends, boundary)
         begin = set(boundary)
         if len(steps) > MAX_STEPS:
             raise Refused(f"it would have {len(steps)} steps, more than {MAX_STEPS}")
-        stated = instantiate(self.graph, [end], boundary, {v: self.names[v] for v in steps if v in self.names})
+        stated = instantiate(self.graph, ends, boundary, {v: self.names[v] for v in steps if v in self.names})
         program = canonical(stated)
         if not self.complete and (not program.nodes or not program.outputs[0].access):
             raise Refused("there is nothing to compute")
         by_name = {self.names[v]: v for v in boundary}
         inputs = tuple(by_name[s.name] for s in program.sources)
         inner = tuple(v for v in steps if v not in begin)
-        return LaxFragment(kind(program), program, inputs, (end,), inner, key(program), growth(stated))
+        return LaxFragment(kind(program), program, inputs, tuple(ends), inner, key(program), growth(stated))

@@ -3,6 +3,7 @@
 Passes, in order:
 1. `stabilise`: `exp(x - max(x))` under a quotient in which the maximum cancels is the stabilised exponential;
    `hidden_scores` (lax/normal/hiding.py): scores that the lowest numbers hide are minus infinity;
+   `assembled` (lax/normal/positions.py): a product that others hold position by position is a choice among these;
 2. `normalise` (lax/normal/normalise.py): constants and denominators travel outwards through everything that is linear in them;
    `recognised` (lax/normal/functions.py): functions of one value that are spelled out are operators of the registry;
 3. `tidy`, `merge_reductions` (lax/normal/identify.py, lax/normal/alpha.py): the fewest axes, every value computed once;
@@ -23,6 +24,7 @@ from mirage_cli.lax.normal.functions import recognised
 from mirage_cli.lax.normal.hiding import hidden_scores
 from mirage_cli.lax.normal.identify import dedupe, rename_axes, tidy
 from mirage_cli.lax.normal.normalise import normalise
+from mirage_cli.lax.normal.positions import assembled
 from mirage_cli.lax.ops import OPS, QUOTIENTS
 
 ROUNDS = 3  #: refinements of the marks that tell values, sources and axes apart
@@ -30,7 +32,7 @@ ROUNDS = 3  #: refinements of the marks that tell values, sources and axes apart
 
 def canonical(p: Program) -> Program:
     """The normal form of a program."""
-    spelled = normalise(hidden_scores(stabilise(p))[0])
+    spelled = normalise(assembled(hidden_scores(stabilise(p))[0]))
     named = recognised(spelled)
     return order(tidy(merge_reductions(tidy(spelled if named is spelled else normalise(named))))).validate()
 

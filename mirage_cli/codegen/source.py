@@ -11,6 +11,7 @@ from mirage_cli.codegen.render import render
 from mirage_cli.codegen.requests import host
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.requests.request import Packing, Request, Spelled
+from mirage_cli.codegen.requests.siblings import joined
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.printer import text
@@ -20,7 +21,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.alternatives import Alternative, Bound
 from mirage_cli.search.schedules.architectures import alone, number
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Schedule, launches
 from mirage_cli.search.schedules.target import Target, load_target
 
 MAX_PACKINGS = 32  #: as in ort_shapes.hpp
@@ -80,7 +81,12 @@ def source(
         ways.append(_way(program, chosen, own, passes, len(compiled_for), k.both(*tests), packings))
         compiled_for += [k.both(*_device_tests(own.name, built, ARCHITECTURE))] * len(ways[-1].kernels)
     kernels = [s.kernel for w in ways for s in w.kernels]
-    memory = tuple(Memory(s.launch.threads, s.launch.shared_bytes) for s in kernels)
+    memory = tuple(
+        Memory(s.kernel.launch.threads, s.kernel.launch.shared_bytes)
+        for w in ways
+        for s in w.kernels
+        for _ in range(s.kernels)
+    )
     language = LANGUAGES[target.kind]
     printed = render(
         language.template,
@@ -128,29 +134,33 @@ def _way(
     condition: ir.Expression | None,
     packings: dict[Packing, int],
 ) -> host.Way:
-    """A muGraph with its kernels, numbered from `first` on; how the fragment's weights may lie packed joins `packings`."""
+    """A muGraph with its launches, numbered from `first` on; how the fragment's weights may lie packed joins `packings`."""
     graph, kernels = way.graph, list[host.Started]()
     offsets, total = _workspace(graph)
     shares: list[Extent] = []
     empty = _summed(program)
     on = LANGUAGES[target.kind].host
-    for n, (part, schedule) in enumerate(zip(graph.kernels, way.schedules, strict=True), first):
-        weights = part.early(program) if target.threaded else part.constants(program)
-        made = kernel_of(
-            Request(part.program, part.block, schedule, target, n, program.symbols, passes, weights, empty)
-        )
-        if not passes.overlap:
-            made = replace(made, launch=replace(made.launch, dependent=False))
-        inputs = (
-            _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
-            if i.packing is None
-            else _panels(graph, replace(i.packing, source=part.inputs[i.source]), packings)
-            for i in made.launch.inputs
-        )
-        outputs = (_pointer(graph, t, offsets, program.symbols, on) for t in part.outputs)
-        own = on.inside(host.bytes_of([*total, *shares], program.symbols))
-        kernels.append(host.Started(made, tuple(inputs), tuple(outputs), own))
-        shares += [made.workspace] if made.workspace else []
+    together = launches(graph, way.schedules, passes.siblings and target.kind == "cuda")
+    for at, run in enumerate(together, first):
+        parts = []
+        for part, schedule in ((graph.kernels[n], way.schedules[n]) for n in run):
+            weights = part.early(program) if target.threaded else part.constants(program)
+            made = kernel_of(
+                Request(part.program, part.block, schedule, target, at, program.symbols, passes, weights, empty)
+            )
+            if not passes.overlap:
+                made = replace(made, launch=replace(made.launch, dependent=False))
+            inputs = (
+                _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
+                if i.packing is None
+                else _panels(graph, replace(i.packing, source=part.inputs[i.source]), packings)
+                for i in made.launch.inputs
+            )
+            outputs = (_pointer(graph, t, offsets, program.symbols, on) for t in part.outputs)
+            own = on.inside(host.bytes_of([*total, *shares], program.symbols))
+            parts.append(host.Started(made, tuple(inputs), tuple(outputs), own))
+            shares += [made.workspace] if made.workspace else []
+        kernels.append(joined(parts) if len(parts) > 1 else parts[0])
     return host.Way(condition, tuple(kernels), host.bytes_of([*total, *shares], program.symbols))
 
 

@@ -27,7 +27,7 @@ from mirage_cli.search.mugraph.mugraph import MAXIMA, CustomKernel, KernelGraph
 from mirage_cli.search.proof.evaluation_cost import cost
 from mirage_cli.search.proof.stand_in import assignments, structured, with_room
 from mirage_cli.search.proof.verify import KernelRun, Verdict, verify
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Schedule, launches
 from mirage_cli.search.schedules.target import Target
 
 VARIABLE = "MIRAGE_KERNEL_RUNS"  #: of the environment; "0" leaves kernels without a run, for tests of other things
@@ -141,7 +141,7 @@ def _points(
         printed = text(program, graph, schedules)
         return "real", [(program, graph, printed, s) for s in _affordable(program, graph, tiles)]
     short = structured(program, graph, tiles, {}, 1)
-    if len(graph.kernels) > 1 and _apart(graph, cost(*short, tiles, {})):
+    if all(len(run) == 1 for run in launches(graph, schedules)) and _apart(graph, cost(*short, tiles, {})):
         parts = [(_alone(program, k), s, t) for k, s, t in zip(graph.kernels, schedules, tiles, strict=True)]
         return "stand-in", [_shorter(*p, [s], [t], structured(*p, [t], {}, 1), text) for p, s, t in parts]
     if cost(*short, tiles, {}) > MOST_WORK:
@@ -215,9 +215,13 @@ def _extents(
 
 
 def _apart(graph: KernelGraph, work: float) -> bool:
-    """True if kernels are run one by one, each beside its own program: where running all takes long, and none hands on what
-    only range decides."""
-    return work > AFFORDABLE and not any(o.op in MAXIMA for k in graph.kernels for o in k.block.ops)
+    """True if several kernels are run one by one, each beside its own program: where running all takes long, and none hands on
+    what only range decides."""
+    return (
+        len(graph.kernels) > 1
+        and work > AFFORDABLE
+        and not any(o.op in MAXIMA for k in graph.kernels for o in k.block.ops)
+    )
 
 
 def _alone(program: Program, kernel: CustomKernel) -> tuple[Program, KernelGraph]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -268,9 +270,13 @@ class Run:
             chosen = list(range(launch.grid))
         at_once = max(launch.cluster, MOST_AT_ONCE // launch.threads // launch.cluster * launch.cluster)
         at_once = len(chosen) if _waits_for_all(kernel) else at_once
-        for first in range(0, len(chosen), at_once):
-            part = replace(launch, blocks=chosen[first : first + at_once])
-            run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule, self.watched, self.at_once)
+        for _, alike in itertools.groupby(
+            chosen, functools.partial(bisect.bisect, _ranges(kernel, launch, parameters))
+        ):
+            own = list(alike)
+            for first in range(0, len(own), at_once):
+                part = replace(launch, blocks=own[first : first + at_once])
+                run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule, self.watched, self.at_once)
 
 
 def run_tasks(
@@ -326,6 +332,18 @@ def _strands(kernel: ir.Kernel, block: Array, thread: Array) -> list[Array]:
 
 def _has_roles(kernel: ir.Kernel) -> bool:
     return not registry.ROLES.isdisjoint(_names(kernel))
+
+
+def _ranges(kernel: ir.Kernel, launch: Launch, parameters: Any) -> list[int]:
+    """Where the blocks end that do the same, in the kernel's outermost choices between numbers of blocks; those of a cluster
+    stay together. They run side by side, so that no lane waits while others do something else."""
+    ends, body = list[int](), kernel.body
+    while len(body) == 1 and isinstance(choice := body[0], ir.If):
+        match choice.condition:
+            case ir.Binary("<", ir.Member(ir.Name(("blockIdx",)), "x"), ir.Member(ir.Name(), member)):
+                ends.append(int(getattr(parameters, member)))
+        body = choice.otherwise
+    return [] if any(end % launch.cluster for end in ends) else sorted(ends)
 
 
 def _waits_for_all(kernel: ir.Kernel) -> bool:

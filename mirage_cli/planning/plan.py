@@ -32,6 +32,7 @@ from mirage_cli.search.schedules.original import original_us
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
 from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchResult, SearchStatistics, Tell
+from mirage_cli.search.ways import Way
 
 SCHEMA_VERSION = 1
 SHOWN = 20  #: candidates that MIRAGE_DEBUG=search lists
@@ -313,7 +314,7 @@ def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: i
         at += ranges.asked(program.symbols, given)
     losses = []
     for sizes in at:
-        taken: ranges.Scheduled = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
+        taken: Way = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
         us = ranges.time(taken, target, sizes)
         losses.append((us / original_us(program, operators, target, sizes), us, sizes))
     quotient, us, sizes = max(losses, key=lambda loss: loss[0], default=(0.0, 0.0, {}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -13,13 +12,12 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.options.dims import Range
 from mirage_cli.report.stored_plan import StoredPlan
-from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided
 from mirage_cli.search.schedules.cost import TYPICAL
-from mirage_cli.search.schedules.ranking import predicted_us
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.ranking import total_us
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.search import Candidate, Searcher
+from mirage_cli.search.ways import Way
 
 BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them
 BATCHES = ("b", "bs", "bsz")  #: how people call a batch in short
@@ -132,22 +130,9 @@ def leaves(program: Program, target: Target, candidates: Sequence[Candidate], gi
     return divided(program, at, times, MOST[target.threaded], 0, LEAST_US[target.threaded])
 
 
-class Scheduled(Protocol):
-    """A muGraph with a schedule for each of its kernels."""
-
-    @property
-    def graph(self) -> KernelGraph:
-        """The muGraph."""
-
-    @property
-    def schedules(self) -> tuple[Schedule, ...]:
-        """Those of its kernels, in order."""
-
-
-def time(way: Scheduled, target: Target, sizes: Sizes) -> float:
+def time(way: Way, target: Target, sizes: Sizes) -> float:
     """The model's prediction for a muGraph with its schedules at these sizes, in microseconds."""
-    pairs = zip(way.graph.kernels, way.schedules, strict=True)
-    return sum(predicted_us(k.program, k.block, s, target, sizes) for k, s in pairs)
+    return total_us(way.graph, way.schedules, target, sizes)
 
 
 def stored_time(plan: StoredPlan, kind: str, target: Target, sizes: Sizes) -> float:

@@ -85,6 +85,16 @@ class Cuts:
         return self._parts[key]
 
 
+def siblings(program: Program) -> list[Part]:
+    """A part for each result of a program, where each has products and axes of its own; else none."""
+    products = {n.name for n in program.nodes if n.op == "contract"}
+    parts = Cuts(program).parts((), [[k] for k in range(len(program.outputs))]) if len(program.outputs) > 1 else []
+    own = [products.intersection(n.name for n in part.nodes) for part, _ in parts]
+    axes = {frozenset(s.axis for s in o.access) for o in program.outputs}
+    apart = all(own) and sum(map(len, own)) == len(set().union(*own)) and len(axes) == len(parts)
+    return parts if apart else []
+
+
 def grouped(program: Program, stored: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """The values to store (in program order) in as few kernels as is natural: values that do not depend on one another
     (but for maxima, which are made with their exponentials) and read something in common are made together."""

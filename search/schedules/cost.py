@@ -365,13 +365,12 @@ class _Estimate:
 def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
     """Bytes of what a program reads and writes, each source once."""
     extents = {a.name: number(a.extent, sizes) for a in program.axes}
-    total = 0.0
-    seen: set[int] = set()
+    total, read = 0.0, dict[int, float]()
     for i in program.inputs:
-        if i.source not in seen:
-            seen.add(i.source)
-            read = math.prod(extents[a] for a in program.axes_of(i.name))
-            total += read * program.sources[i.source].dtype.size
+        read[i.source] = read.get(i.source, 0.0) + math.prod(extents[a] for a in program.axes_of(i.name))
+    for k, count in read.items():
+        source = program.sources[k]
+        total += min(count, math.prod(number(e, sizes) for e in source.dims)) * source.dtype.size
     for o in program.outputs:
         total += math.prod(number(e, sizes) for e in o.dims) * o.dtype.bytes
     return total

@@ -10,12 +10,12 @@ from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.mugraph import BlockGraph
-from mirage_cli.search.schedules.cost import SMALL, Ranked
+from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
+from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
 from mirage_cli.search.schedules.engines import BLOCK, ENGINES
 from mirage_cli.search.schedules.model import ModelMaker
 from mirage_cli.search.schedules.rows import RowsModel
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Schedule, launches
 from mirage_cli.search.schedules.strip_cost import StripModel
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import BlockModel
@@ -75,3 +75,15 @@ def predicted_us(
 ) -> float:
     """The prediction of a schedule's engine's model for it at these sizes, in microseconds. Raises Refused."""
     return MODELS[schedule.engine](program, graph, target, sizes).predict(schedule).us
+
+
+def total_us(graph: KernelGraph, schedules: Sequence[Schedule], target: Target, sizes: Mapping[str, int]) -> float:
+    """The prediction for a kernel graph, in microseconds: its launches one after the other, each as long as its longest kernel
+    and as the bytes of the others take. Raises Refused."""
+    kernels = graph.kernels
+    times = [predicted_us(k.program, k.block, s, target, sizes) for k, s in zip(kernels, schedules, strict=True)]
+    total = 0.0
+    for run in launches(graph, schedules, target.kind == "cuda"):
+        longest = max(run, key=lambda n: times[n])
+        total += times[longest] + sum(floor_us(kernels[n].program, target, sizes) for n in run if n != longest)
+    return total

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mirage_cli.errors import InvalidGraph
-from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
+from mirage_cli.search.schedules.engines import BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,32 @@ def schedule_from_json(d: Mapping[str, Any]) -> Schedule:
         str(d.get("engine", "block")),
         tuple((name, int(n)) for name, n in d.get("numbers", {}).items()),
     )
+
+
+def launches(graph: KernelGraph, schedules: Sequence[Schedule], siblings: bool = True) -> list[range]:
+    """The numbers of the kernels of each launch: neighbours that need nothing of one another and whose blocks are alike are
+    started together, each with blocks of its own; without `siblings` each is alone."""
+    found: list[range] = []
+    shape: tuple[int, int] | None = None
+    for n, (kernel, schedule) in enumerate(zip(graph.kernels, schedules, strict=True)):
+        own = block_shape(kernel, schedule)
+        beside = found[-1] if found and siblings and own is not None and own == shape else range(n, n)
+        written = {t for m in beside for t in graph.kernels[m].outputs}
+        if beside and written.isdisjoint((*kernel.inputs, *kernel.outputs)):
+            found[-1] = range(beside.start, n + 1)
+        else:
+            found.append(range(n, n + 1))
+        shape = own
+    return found
+
+
+def block_shape(kernel: CustomKernel, s: Schedule) -> tuple[int, int] | None:
+    """Warps of a block and blocks of a cluster; None for kernels whose blocks are not independent of how many there are, or
+    that share memory of the whole kernel."""
+    numbers, split = dict(s.numbers), kernel.block.split
+    if s.engine not in (BLOCK, "strip", "rows") or (s.engine == BLOCK and split):
+        return None
+    if not split or s.parts:
+        return s.warps, s.parts or numbers.get("cluster", 1)
+    extent, share = kernel.program.extent(split[0]), s.tile(split[0])
+    return (s.warps, -(-extent // share)) if isinstance(extent, int) and share else None

@@ -144,6 +144,8 @@ def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int
         return sorted(x for x in shares if x < extent)
     if axis in r.batch or (axis not in r.sides.rows and axis not in r.sides.cols):
         return [1]
+    if any(_parted(program, o.source_value or "", axis) for o in graph.ops if o.op == "load" and o.phase == BODY):
+        return [1]
     if axis in r.sides.rows:
         if not isinstance(extent, int):
             return [x for x in ROWS if x <= 128]
@@ -153,6 +155,13 @@ def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int
     if r.chained and extent <= HELD_COLUMNS:
         return [extent]
     return [extent] if extent <= COLUMNS[1] else sorted({min(x, extent) for x in COLUMNS[1:]})
+
+
+def _parted(program: Program, value: str, axis: str) -> bool:
+    """True if what is read behind a position of an axis is a part of what is stored there: no tile holds two of them."""
+    access = program.input(value).access
+    behind = [s for k, s in enumerate(access) if axis in {before.axis for before in access[:k]} and s.extent != 1]
+    return any(s.axis is None or s.extent != program.extent(s.axis) for s in behind)
 
 
 class Shape:

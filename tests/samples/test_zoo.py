@@ -22,13 +22,14 @@ from mirage_cli.runtime.example import example_inputs
 
 FOLDER = Path(__file__).resolve().parents[2] / "samples" / "zoo" / "models"
 FILES = sorted(FOLDER.glob("*.onnx"))
-#: at least these, by the architecture; two projections and an MLP's second half are plain linears
+#: at least these, by the architecture; two projections and an MLP's second half are plain linears; of one row (gemma3)
+#: queries, keys and values are one
 FOUND = {
     "chameleon": {"qknorm_attention": 1, "norm_linear": 4, "norm_gated_mlp": 1, "linear": 2},
     "clip": {"attention": 2, "norm_linear": 6, "norm_mlp": 2, "linear": 4},
     "cohere": {"qknorm_attention": 1, "norm_linear": 4, "norm_gated_mlp": 1, "linear": 2},
     "deepseek_v3": {"attention": 1, "norm_linear": 5, "norm_gated_mlp": 1, "linear": 2},
-    "gemma3": {"qknorm_attention": 1, "norm_linear": 4, "norm_gated_mlp": 1, "linear": 2, "norm": 2},
+    "gemma3": {"qknorm_attention": 1, "norm_linear": 2, "norm_gated_mlp": 1, "linear": 2, "norm": 2},
     "mistral": {"attention": 1, "norm_linear": 4, "norm_gated_mlp": 1, "linear": 2},
     "modernbert": {"attention": 1, "norm_gated_mlp": 1, "linear": 3},
     "olmo2": {"qknorm_attention": 1, "gated_mlp": 1, "linear": 5, "norm_linear": 1},

@@ -29,7 +29,8 @@ from mirage_cli.search.closure.mapping import Mapping, mappings
 from mirage_cli.search.finish.kernels import assemble, cut_values, cuts, operators, split
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.search import Searcher, SearchOptions, SearchResult, _best_combinations
+from mirage_cli.search.search import Searcher, SearchOptions, SearchResult
+from mirage_cli.search.ways import best_combinations
 from tests.lax.programs import graphs, recorded
 from tests.search.programs import (
     attention,
@@ -339,6 +340,6 @@ def test_a_searcher_for_measuring_keeps_more_and_the_same_best() -> None:
 
 
 def test_kernels_of_a_graph_are_varied_together_or_one_at_a_time() -> None:
-    assert list(_best_combinations([3, 1], False)) == [(0, 0), (1, 0), (2, 0)]
-    assert list(_best_combinations([3, 2], False, 2)) == [(0, 0), (1, 1)]
-    assert list(_best_combinations([3, 2], True)) == [(0, 0), (1, 0), (2, 0), (0, 1)]
+    assert list(best_combinations([3, 1], False)) == [(0, 0), (1, 0), (2, 0)]
+    assert list(best_combinations([3, 2], False, 2)) == [(0, 0), (1, 1)]
+    assert list(best_combinations([3, 2], True)) == [(0, 0), (1, 0), (2, 0), (0, 1)]

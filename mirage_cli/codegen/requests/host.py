@@ -16,12 +16,14 @@ WORKSPACE_ALIGNMENT = 256
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A kernel with the places of what it reads, of what it writes, and of its own workspace."""
+    """A kernel with the places of what it reads, of what it writes, and of its own workspace; it does what so many `kernels`
+    of the muGraph do."""
 
     kernel: Kernel
     inputs: tuple[ir.Expression, ...]
     outputs: tuple[ir.Expression, ...]
     own: ir.Expression
+    kernels: int = 1
 
 
 @dataclass(frozen=True, slots=True)

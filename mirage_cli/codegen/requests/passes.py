@@ -8,6 +8,7 @@ schedules, and the engines that kernels of many or few rows and of rows without 
     memory   tiles that are not alive together share memory (`codegen/tiles/memory.py`)
     overlap  a kernel begins while the one before it ends (`launch.cuh`)
     tunings  schedules that were measured once, where the program is known (`planning/tuned.py`)
+    siblings kernels that need nothing of one another are started as one (`siblings.py`)
     strip, rows, warpgroup   engines of CUDA kernels; without all of them the engine `block` makes every kernel
 
 A kernel is right with any of them off; only its cost changes.
@@ -32,6 +33,7 @@ class Passes:
     memory: bool = True
     overlap: bool = True
     tunings: bool = True
+    siblings: bool = True
     engines: tuple[str, ...] = ENGINES  #: those that may be chosen beside `block`
 
     @property

@@ -295,3 +295,53 @@ def test_masks_of_positions_are_compared_again_in_every_layer() -> None:
     fragments = parts_of_proto(proto).fragments
     assert [f.name for f in fragments] == ["attention", "attention"]
     assert {s.name for f in fragments for s in f.program.sources} == {"x", "h1"}
+
+
+SIBLINGS = """<ir_version: 9, opset_import: ["" : 20]>
+g (float[ROWS,16] x) => (float[ROWS,32] q, float[ROWS,8] k, float[ROWS,8] v) {
+    s = Mul(x, x) q = MatMul(s, wq) k = MatMul(s, wk) m = MatMul(OPERAND, wv) v = Add(m, bias)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "operand", "results"),
+    [("1", "s", [3]), ("8", "s", [3]), ("9", "s", [1, 1, 1]), ("n", "s", [1, 1, 1]), ("1", "k", [2, 1])],
+)
+def test_products_of_one_row_are_one_fragment(rows: str, operand: str, results: list[int]) -> None:
+    """Few rows, which are known, and none that another one's result is needed for."""
+    proto = onnx.parser.parse_model(SIBLINGS.replace("ROWS", rows).replace("OPERAND", operand))
+    shapes = {"wq": (16, 32), "wk": (16, 8), "wv": (16 if operand == "s" else 8, 8), "bias": (8,)}
+    random = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        proto.graph.initializer.append(numpy_helper.from_array(random.standard_normal(shape, np.float32), name))
+    found = parts_of_proto(proto).fragments
+    assert sorted((len(f.program.outputs) for f in found), reverse=True) == results
+    assert [len(f.outputs) for f in found] == [len(f.program.outputs) for f in found]
+
+
+TURNED = """<ir_version: 9, opset_import: ["" : 20]>
+g (float[ROWS,16] x, float[1,8] cos, float[1,8] sin, float[past,8] cache) => (float[all,8] y) {
+    k = MatMul(x, w) first = Slice(k, zero, four, one) second = Slice(k, four, eight, one) less = Neg(second)
+    halves = Concat<axis = 1>(less, first) a = Mul(k, cos) b = Mul(halves, sin) turned = Add(a, b)
+    END
+}"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "end", "products"),
+    [
+        ("1", "y = Concat<axis = 0>(cache, turned)", {"turned": 2}),
+        ("1", "s = MatMul(turned, v) y = Concat<axis = 0>(cache, s)", {"k": 1, "s": 1}),
+        ("9", "y = Concat<axis = 0>(cache, turned)", {"k": 1, "turned": 0}),
+    ],
+)
+def test_keys_are_turned_where_they_are_computed(rows: str, end: str, products: dict[str, int]) -> None:
+    """Few of them, where they are stored turned: each half is multiplied once."""
+    proto = onnx.parser.parse_model(TURNED.replace("ROWS", rows).replace("END", end))
+    random = np.random.default_rng(0)
+    for name, shape in {"w": (16, 8), "v": (8, 8)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(random.standard_normal(shape, np.float32), name))
+    for name, at in {"zero": 0, "one": 1, "four": 4, "eight": 8}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.array([at]), name))
+    found = {f.program.outputs[0].name: f.program for f in parts_of_proto(proto).fragments}
+    assert {name: sum(n.op == "contract" for n in p.nodes) for name, p in found.items()} == products

@@ -18,7 +18,7 @@ from mirage_cli.lax.dtypes import F16, F32, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
-from mirage_cli.search.schedules.cost import floor_us
+from mirage_cli.search.schedules.cost import bytes_once, floor_us
 from mirage_cli.search.schedules.engines import ENGINES
 from mirage_cli.search.schedules.original import original_us
 from mirage_cli.search.schedules.ranking import ranked
@@ -104,6 +104,19 @@ def predictions(name: str) -> dict[str, dict[str, list[object]]]:
                 total, best = math.fsum(r.prediction.us for r in mine), mine[0]
                 said[engine] = [len(mine), _digits(total), best.schedule.to_json(), _digits(best.prediction.us)]
     return found
+
+
+def test_bytes_of_several_reads_count_once() -> None:
+    """Halves are half of a tensor each; the whole beside a half is the whole."""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        x = g.input("x", (64, 2), t)
+        first, second = (g.slice(x, 1, at, 1) for at in (0, 1))
+        return [g.map("mul", first, second), g.map("add", x, first)]
+
+    both = program(build, F16)
+    halves = program(lambda g, t: build(g, t)[:1], F16)
+    assert (bytes_once(halves), bytes_once(both)) == (2 * (128 + 64), 2 * (128 + 64 + 128))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
