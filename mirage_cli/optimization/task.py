@@ -15,6 +15,8 @@ from onnx import numpy_helper
 
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits
+from mirage_cli.codegen import cache_rows
+from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.exporters.drawing.labels import microseconds
 from mirage_cli.frontends.imported import Imported
@@ -119,6 +121,13 @@ class Work:
     def inside(self) -> str:
         """The operator of the file that its nodes are a part of, or nothing."""
         return fusions.inside(n for o in self.occurrences for n in o.region.nodes)
+
+    @property
+    def beside(self) -> dict[str, CacheRows]:
+        """The operators that bring new rows into the caches that it reads, by their names."""
+        makers = [m for o in self.occurrences for v in o.region.inputs if (m := v.producer()) is not None]
+        found = {m.op_type: cache_rows.named(m.op_type) for m in makers if m.domain == patch.DOMAIN}
+        return {name: rows for name, rows in found.items() if rows is not None}
 
     @property
     def growth(self) -> float:
