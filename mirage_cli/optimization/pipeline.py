@@ -369,7 +369,8 @@ class Run:
     def rebuild(self, draft: Path) -> None:
         """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""
         self.leave_doubled()
-        if self.built is None or {o.id for o in self.built.built} == {w.id for w in self.chosen}:
+        wanted = {n for w in self.chosen for n in (w.id, *(r.id for r in w.beside.values()))}
+        if self.built is None or {o.id for o in self.built.built} == wanted:
             return
         assembly.clear(draft)
         self.build(draft)

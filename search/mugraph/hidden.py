@@ -97,7 +97,9 @@ def given_limits(program: Program, graph: BlockGraph) -> tuple[Form, ...]:
 def compared_integers(program: Program, graph: BlockGraph) -> frozenset[str]:
     """The inputs with integers that a mask compares with positions."""
     facts = known_values(program, graph).values()
-    return frozenset(v for x in facts for forms in (x.zero, x.one, x.lowest, x.truth) for f in forms for v, _ in f.given)
+    return frozenset(
+        v for x in facts for forms in (x.zero, x.one, x.lowest, x.truth) for f in forms for v, _ in f.given
+    )
 
 
 def held_limits(program: Program, graph: BlockGraph, tiles: Mapping[str, int]) -> tuple[Form, ...]:

@@ -189,7 +189,7 @@ class StripTiles(StripBase):
         ):
             return self.tile_of(v, over, side)
         shown = self.shown_rows(v, e, dtype)
-        return shown and self.tile_of(shown, over, side) or self.computed_tile(v, e, dtype, over, side)
+        return (shown and self.tile_of(shown, over, side)) or self.computed_tile(v, e, dtype, over, side)
 
     def shown_rows(self, v: str, e: Expr, dtype: DType) -> str:
         """The load of which a value is those rows that a comparison of positions with integers shows, and zeros: copies leave
@@ -199,10 +199,18 @@ class StripTiles(StripBase):
                 load = self.load_of(value, v)
                 forms = known(condition, self.integers).truth
                 axes = {a for f in forms for a, _ in f.terms}
-                read = self.p.sources[self.reads[value].source].dtype == dtype and [r.name for r in self.readers[load]] == [v]
+                read = self.p.sources[self.reads[value].source].dtype == dtype and [
+                    r.name for r in self.readers[load]
+                ] == [v]
                 last = self.reads[value].access[-1].axis
                 masked = any(f.given for f in self.limits)
-                if masked and forms and read and axes <= self.p.axes_of(value) - {last} and all(map(self.is_held, forms)):
+                if (
+                    masked
+                    and forms
+                    and read
+                    and axes <= self.p.axes_of(value) - {last}
+                    and all(map(self.is_held, forms))
+                ):
                     self.guards[load] = forms
                     return load
         return ""
