@@ -95,11 +95,11 @@ def given_limits(program: Program, graph: BlockGraph) -> tuple[Form, ...]:
 
 
 def compared_integers(program: Program, graph: BlockGraph) -> frozenset[str]:
-    """The inputs with integers that a mask compares with positions."""
+    """The inputs with integers that a mask compares with positions, and those by which iterations are hidden."""
     facts = known_values(program, graph).values()
-    return frozenset(
-        v for x in facts for forms in (x.zero, x.one, x.lowest, x.truth) for f in forms for v, _ in f.given
-    )
+    compared = {v for x in facts for forms in (x.zero, x.one, x.lowest, x.truth) for f in forms for v, _ in f.given}
+    whole = {v for v in compared if program.sources[program.input(v).source].dtype.kind == "int"}
+    return frozenset(whole.union(v for f in given_limits(program, graph) for v, _ in f.given))
 
 
 def held_limits(program: Program, graph: BlockGraph, tiles: Mapping[str, int]) -> tuple[Form, ...]:

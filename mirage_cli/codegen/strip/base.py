@@ -38,10 +38,10 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.domains.limits import Form, Forms, Known
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Input
-from mirage_cli.lax.domains.limits import Form, Forms, Known
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.strip import across_of, multiply_together, orient
