@@ -99,6 +99,8 @@ class _Partitioner(Facts):
         self._begins: dict[tuple[int, bool], bool] = {}
         self._boundaries: dict[int, list[int]] = {}
         self.long: set[int] = set()
+        #: what others compute, of whatever
+        self.unread = {v for v, step in enumerate(graph.steps) if isinstance(step, g.Opaque)}
 
     def store(self, values: Iterable[int]) -> None:
         """Store values too; where fragments begin is then found out again."""
@@ -216,6 +218,7 @@ class _Partitioner(Facts):
         """True if a softmax along the summed dimensions, with or without a maximum that is subtracted, lies between
         the contractions and `v`."""
         wanted = {self.graph.dims(v)[i] for i in summed}
+        stops = stops | self.unread
         for x in self.graph.cone([v], stops):
             dims = self.weighed(x)
             if dims is not None and self.heavy[x]:

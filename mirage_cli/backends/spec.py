@@ -39,6 +39,16 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """A symbol that no shape tells: the number in input `input`, which lies in the host's memory, or symbol `least` where
+    that is more."""
+
+    symbol: str
+    least: str
+    input: int
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorSpec:
     """An operator of the library: fragment `id` under the name `op_type`, with `symbols` in the order of `extents`."""
 
@@ -49,6 +59,7 @@ class OperatorSpec:
     symbols: tuple[str, ...] = ()
     has_cuda: bool = False
     others: tuple[str, ...] = ()  #: the kinds of its kernels beside those for CPUs and CUDA (`backends/others.py`)
+    room: Room | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The description in files that `operator_spec` reads back."""
@@ -94,8 +105,8 @@ class OperatorSpec:
         the earlier cannot be ambiguous when an extent is 0. Raises Refused for a symbol that no input tells.
         """
         steps: list[Recovery] = []
-        known: set[str] = set()
-        while len(steps) < len(self.symbols):
+        known: set[str] = set() if self.room is None else {self.room.symbol}
+        while len(known) < len(self.symbols):
             candidates = [
                 (len(extent.names), extent.factor != 1, i, d, unknown[0])
                 for i, tensor in enumerate(self.inputs)

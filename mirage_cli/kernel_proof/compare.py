@@ -18,7 +18,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Axes, Float64
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
 from mirage_cli.lax.ir.program import Program, evaluate_program
-from mirage_cli.search.mugraph.hidden import given_limits
+from mirage_cli.search.mugraph.hidden import compared_integers
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 
 TOLERANCE = 1e-9  #: of float64, over the largest result
@@ -280,7 +280,7 @@ def _lengths(
     found: dict[int, Array] = {}
     for kernel in graph.kernels:
         sources = {i.name: kernel.inputs[i.source] for i in kernel.program.inputs}
-        for tensor in {sources[v] for f in given_limits(kernel.program, kernel.block) for v, _ in f.given}:
+        for tensor in {sources[v] for v in compared_integers(kernel.program, kernel.block)}:
             if tensor < graph.sources:
                 dims = [ex.value(e, symbols) for e in program.sources[tensor].dims]
                 longest = bool(dims) and dims[-1] == max(extents)

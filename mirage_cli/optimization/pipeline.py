@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mirage_cli.backends import torch_library
+from mirage_cli.backends import cache_rows, torch_library
 from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
@@ -208,14 +208,18 @@ class Run:
                 archs=environment.archs(self.options),
                 crew=self.crew,
             )
-            sources = {w.id: w.source() for w in chosen}
-            self.built = build_library([w.spec() for w in chosen], sources, draft, self.tools, settings)
+            cuda = any(w.spec().has_cuda for w in chosen)
+            beside = {r.id: r for w in chosen for r in w.beside.values()}
+            sources = {w.id: w.source() for w in chosen} | {n: cache_rows.source(r, cuda) for n, r in beside.items()}
+            specs = [*(w.spec() for w in chosen), *(cache_rows.spec(r, cuda) for _, r in sorted(beside.items()))]
+            self.built = build_library(specs, sources, draft, self.tools, settings)
             if self.imported.script is not None and self.built.library is not None:
                 torch_library.build(draft, self.built.built, self.tools.cxx)
         for w in chosen:
-            if w.id in self.built.failed:
+            own = (w.id, *(r.id for r in w.beside.values()))
+            if error := next((self.built.failed[n] for n in own if n in self.built.failed), None):
                 self.steady = False
-                w.fail(f"the kernel does not compile: {self.built.failed[w.id]}")
+                w.fail(f"the kernel does not compile: {error}")
 
     def check(self) -> None:
         """Compare every built CPU kernel with float64; a fragment that is less accurate than the rule allows is left."""
@@ -365,7 +369,8 @@ class Run:
     def rebuild(self, draft: Path) -> None:
         """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""
         self.leave_doubled()
-        if self.built is None or {o.id for o in self.built.built} == {w.id for w in self.chosen}:
+        wanted = {n for w in self.chosen for n in (w.id, *(r.id for r in w.beside.values()))}
+        if self.built is None or {o.id for o in self.built.built} == wanted:
             return
         assembly.clear(draft)
         self.build(draft)

@@ -15,6 +15,8 @@ from onnx import numpy_helper
 
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits
+from mirage_cli.codegen import cache_rows
+from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.exporters.drawing.labels import microseconds
 from mirage_cli.frontends.imported import Imported
@@ -26,11 +28,13 @@ from mirage_cli.lax.ir.program import Program, Source
 from mirage_cli.patching import patch
 from mirage_cli.patching.grown_caches import grown_tensors
 from mirage_cli.patching.regions import Facts, Region, Regions
-from mirage_cli.planning.plan import FragmentPlan
+from mirage_cli.planning.plan import FragmentPlan, Slower, TargetPlan
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.report import forms
 from mirage_cli.runtime import fusions
 from mirage_cli.search.proof.statement import Statement
+from mirage_cli.search.schedules.original import FUSED
+from mirage_cli.search.schedules.target import load_target
 
 STORED = (I4, U4, E4M3, E5M2)  #: types that onnxruntime takes from models only, not from callers
 
@@ -107,8 +111,8 @@ class Work:
 
     @property
     def operators(self) -> int:
-        """Number of operators of a run that one occurrence replaces."""
-        return fusions.launched(self.occurrences[0].region.nodes)
+        """Number of operators of a run that one occurrence replaces; `FUSED` where they are parts of one."""
+        return FUSED if self.inside else fusions.launched(self.occurrences[0].region.nodes)
 
     @property
     def unpacks(self) -> bool:
@@ -119,6 +123,13 @@ class Work:
     def inside(self) -> str:
         """The operator of the file that its nodes are a part of, or nothing."""
         return fusions.inside(n for o in self.occurrences for n in o.region.nodes)
+
+    @property
+    def beside(self) -> dict[str, CacheRows]:
+        """The operators that bring new rows into the caches that it reads, by their names."""
+        makers = [m for o in self.occurrences for v in o.region.inputs if (m := v.producer()) is not None]
+        found = {m.op_type: cache_rows.named(m.op_type) for m in makers if m.domain == patch.DOMAIN}
+        return {name: rows for name, rows in found.items() if rows is not None}
 
     @property
     def growth(self) -> float:
@@ -136,7 +147,7 @@ class Work:
         default on all), or with `force`, unless onnxruntime joins its nodes to a product of packed weights.
 
         What is faster on the architecture `measured` is found by measuring, later. A part of an operator is replaced for the
-        CPU alone, where the whole model is measured too: no prediction is made of that operator.
+        CPU where the whole model is measured too: no prediction is made of that operator there.
         """
         assert self.plan is not None
         if self.plan.reasons or not self.plan.plans:
@@ -144,20 +155,31 @@ class Work:
             self.fail(f"{kind}: {reason}" if kind else reason)
             return
         asked = [p for k, p in self.plan.plans.items() if k in targets or not targets]
-        slow = [p for own in asked for p in own.losses if p.target != measured]
+        slow = [p for own in asked for p in self.losses(own) if p.target != measured]
         if slow and (self.unpacks or not force):
             p = slow[0]
             more = "onnxruntime makes one product of it" if self.unpacks else "--force replaces it all the same"
             times = f"{p.predicted_us:.1f} us against {p.original_us:.1f} us"
             self.reason = f"not predicted to be faster on {p.target}: {times} ({more})"
             return
-        others = sorted(self.plan.plans.keys() - {"cpu"})
-        if (operator := self.inside) and (others or not (force or measured == "cpu")):
-            on_cpu = f"what tells its lengths runs on the CPU, not on {', '.join(others)}"
-            rest = on_cpu if others else "--measure tells if it is faster (--force replaces it all the same)"
+        others = self.plan.plans.keys() - {"cpu"}
+        if (operator := self.inside) and not (others <= {"cuda"} and (others or force or measured == "cpu")):
+            foreign = f"its new rows are not written on {', '.join(sorted(others - {'cuda'}))}"
+            rest = foreign if others else "--measure tells if it is faster (--force replaces it all the same)"
             self.reason = f"it is a part of {operator}: {rest}"
             return
         self.replace = True
+
+    def losses(self, plan: TargetPlan) -> tuple[Slower, ...]:
+        """Where no gain of a plan is predicted: what is beside it takes its time too, and parts of operators are judged on
+        GPUs alone where there are such."""
+        assert self.plan is not None
+        if not self.inside:
+            return plan.losses
+        if plan.target == "cpu" and len(self.plan.plans) > 1:
+            return ()
+        beside = load_target(plan.target).launch_us * len(self.beside)
+        return replace(plan, predicted_us=plan.predicted_us + beside).losses
 
     def timed(self, row: forms.Measured, faster: bool, problem: str, force: bool) -> None:
         """Take what was measured on a GPU (a row of the report's `measured`): a kernel with a `problem`, such as other

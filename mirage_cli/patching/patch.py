@@ -23,6 +23,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
+from mirage_cli.codegen import cache_rows
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.patching import graph_message, stand_ins
@@ -31,7 +32,7 @@ from mirage_cli.patching.graph_message import unused_name
 from mirage_cli.patching.grown_caches import Grown
 from mirage_cli.patching.regions import ONNX_DOMAINS, Region, cloned
 
-DOMAIN = "mirage"
+DOMAIN = cache_rows.DOMAIN
 DOMAIN_VERSION = 1
 FUNCTIONS_IR_VERSION = 8  #: the first version of the format that has model-local functions
 OVERRIDABLE_IR_VERSION = 4  #: the first one in which a weight that is an input too is a default
@@ -80,6 +81,8 @@ def patched(imported: Imported, replacements: Iterable[Replacement], metadata: M
     for r in replacements:
         if r.op_type not in functions:
             functions[r.op_type] = ir.to_proto(function_of(imported.model, r.region, r.op_type))
+    known = imported.model.functions.items()
+    functions |= {name: ir.to_proto(f) for (domain, name, _), f in known if domain == DOMAIN and name not in functions}
     if proto.ir_version < OVERRIDABLE_IR_VERSION:
         weights = {t.name for t in proto.graph.initializer}
         _keep(proto.graph.input, [v.name not in weights for v in proto.graph.input])

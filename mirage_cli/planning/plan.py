@@ -28,7 +28,7 @@ from mirage_cli.search.mugraph.documents import graph_to_json
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.proof.verify import DEFAULT_CONFIDENCE, Verdict, verify
 from mirage_cli.search.schedules.alternatives import Alternative, Sizes
-from mirage_cli.search.schedules.original import original_us
+from mirage_cli.search.schedules.original import FUSED, original_us
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
 from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchResult, SearchStatistics, Tell
@@ -202,6 +202,7 @@ def plan_fragment(
             plan = plan if fastest is None else replace(fastest, others=plan.others)
         if plan is not None and program.symbols:
             plan = _everywhere(plan, program, target, operators, options)
+            plan = _at_steps(plan, program, target, options) if operators == FUSED and target.threaded else plan
         return plan, reason or _no_candidate(result.statistics)
 
     for kind, names in options.targets.items():
@@ -322,6 +323,15 @@ def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: i
         return plan
     where = ", ".join(f"{name} {size}" for name, size in sizes.items())
     return replace(plan, slower=(*plan.slower, Slower(f"{target.name} at {where}", us, us / quotient)))
+
+
+def _at_steps(plan: TargetPlan, program: Program, target: Target, options: PlanOptions) -> TargetPlan:
+    """A plan of what a library has as one operator with a cache, with the times of a decoder's steps, of which there are more
+    than prompts."""
+    sizes = ranges.step(program.symbols, dict(options.ranges))
+    taken: ranges.Scheduled = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
+    us = ranges.time(taken, target, sizes)
+    return replace(plan, predicted_us=us, original_us=original_us(program, FUSED, target, sizes))
 
 
 def printed(plan: TargetPlan, identifier: str, program: Program, target: Target, passes: Passes) -> TargetPlan:

@@ -59,6 +59,13 @@ def least(symbols: Iterable[str], given: Mapping[str, Range]) -> dict[str, int]:
     return dict(_positive(names, {n: range_of(n, given).low for n in bases(names)}))
 
 
+def step(symbols: Iterable[str], given: Mapping[str, Range]) -> Sizes:
+    """Sizes of a step of a decoder: typical caches, which are part of sums with new positions, and the least of all else."""
+    names = list(symbols)
+    own = {n: range_of(n, given) for n in bases(names)}
+    return _positive(names, {n: r.low if n in names else r.typical for n, r in own.items()})
+
+
 def points(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:
     """Sizes all over the ranges of symbols, denser where there are few: powers of two, the ends, what is typical. The first
     one is the typical one."""

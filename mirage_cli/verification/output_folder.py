@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import helper
 
 from mirage_cli import frontends
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.checks import derivation
 from mirage_cli.checks.kernel_check import CheckJob, Extra, Limits
+from mirage_cli.codegen import cache_rows
+from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.errors import InvalidGraph, MirageError, UsageError
 from mirage_cli.files.output import MODEL, MUGRAPHS
 from mirage_cli.frontends import Imported, sizes
-from mirage_cli.frontends.onnx import protobuf
+from mirage_cli.frontends.onnx import cached_attention, protobuf
 from mirage_cli.frontends.onnx.external import DataFiles
 from mirage_cli.lax.dtypes import U8
 from mirage_cli.lax.ir.program import Program
@@ -73,6 +76,8 @@ def fragments(
     functions = {f.name for f in model.functions if f.domain == patch.DOMAIN}
     fixed, given = constants(model), frozenset(v.name for v in model.graph.input)
     for op_type, places in nodes.items():
+        if cache_rows.named(op_type) is not None:
+            continue
         identifier = op_type.rpartition("_")[2]
         file = f"{MUGRAPHS}/{identifier}.json"
         if not result.add("model", op_type, "" if op_type in functions else "the operator has no function"):
@@ -87,6 +92,26 @@ def fragments(
         op_type = f"{f['name']}_{f['id']}"
         if f["status"] == REPLACED and op_type not in nodes:
             result.add("model", op_type, "report.json says that it was replaced, the model has no such operator")
+
+
+def operators_beside(model: onnx.ModelProto, result: Verification) -> list[CacheRows]:
+    """The operators of a patched model that bring new rows into caches; functions that say something else become findings."""
+    names = sorted({n.op_type for n in model.graph.node if n.domain == patch.DOMAIN})
+    beside = [rows for rows in map(cache_rows.named, names) if rows is not None]
+    functions = {f.name: f for f in model.functions if f.domain == patch.DOMAIN}
+    opset = next((o.version for o in model.opset_import if o.domain in ONNX_DOMAINS), 1)
+    for rows in beside:
+        wanted = ir.to_proto(cached_attention.rows_function(rows, opset))
+        there = functions.get(rows.op_type)
+        same = there is not None and _said(there) == _said(wanted)
+        result.add("function", rows.op_type, "" if same else "its function is not that of its name")
+    return beside
+
+
+def _said(function: onnx.FunctionProto) -> list[Any]:
+    """What a function says, whatever its nodes are called."""
+    nodes = [(n.domain, n.op_type, tuple(n.input), tuple(n.output), list(n.attribute)) for n in function.node]
+    return [list(function.input), list(function.output), nodes]
 
 
 def read_fragment(folder: Path, identifier: str, op_type: str, places: list[onnx.NodeProto]) -> Fragment:

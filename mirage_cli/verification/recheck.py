@@ -14,12 +14,14 @@ from typing import Any
 import onnx
 
 from mirage_cli import frontends
-from mirage_cli.backends import torch_library
+from mirage_cli.backends import cache_rows, torch_library
 from mirage_cli.backends.library import HEADER, TABLES, source_digests, tables
 from mirage_cli.backends.others import KINDS
+from mirage_cli.backends.spec import OperatorSpec
 from mirage_cli.checks import derivation, kernel_check, stated_program
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck
 from mirage_cli.checks.model_runs import Arrays, Job, Place, ScriptJob, Task
+from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.codegen.render import include_dir
 from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.files.output import LIBRARY, MODEL, MUGRAPHS, SCRIPT, SOURCES
@@ -47,6 +49,7 @@ from mirage_cli.verification.output_folder import (
     check_job,
     check_pair,
     fragments,
+    operators_beside,
 )
 
 OTHER_SEED = 1_000_000  #: added to the seed, so that the points of proofs are not those of the run that is checked
@@ -67,6 +70,7 @@ class Recheck:
     result: Verification = field(default_factory=Verification)
     report: dict[str, Any] = field(default_factory=dict)  #: of the folder, once its files were looked at
     fragments: list[Fragment] = field(default_factory=list)
+    beside: list[CacheRows] = field(default_factory=list)  #: operators that no program stands for
     programs: dict[str, Program] = field(default_factory=dict)  #: that the model states, by fragment
     shown: dict[str, kernel_check.Arrays] = field(default_factory=dict)  #: inputs that a kernel failed on, by fragment
     odd: list[onnx.NodeProto] = field(default_factory=list)  #: operators that bisection found
@@ -90,6 +94,7 @@ class Recheck:
             return self.done()
         self.progress.step(str(self.folder / self.name))
         self.fragments = list(fragments(self.folder, model, self.report, self.result))
+        self.beside = operators_beside(model, self.result)
         original = self.original()
         self.functions(imported, original)
         self.proofs()
@@ -229,6 +234,10 @@ class Recheck:
                     self.rendered[f"{f.id}{_SUFFIX.get(kind, '.txt')}"] = text.encode()
                 except (MirageError, KeyError, ValueError, IndexError) as error:
                     self.result.add("source", f.file, f"{kind}: the muGraph cannot be rendered: {error}")
+        kinds = {kind for f in self.fragments for kind in f.stored.targets}
+        for rows in self.beside:
+            texts = zip(("cpu", "cuda"), rows.texts(), strict=True)
+            self.rendered |= {f"{rows.id}{_SUFFIX[k]}": t.encode() for k, t in texts if k == "cpu" or k in kinds}
         for name, content in sorted(self.rendered.items()):
             self.same(f"{SOURCES}/{name}", content)
         if self.fragments and all(f.passed for f in self.result.of("model")):
@@ -240,7 +249,8 @@ class Recheck:
         """Compare library.cpp and mirage.h; of sources that are not those rendered, library.cpp may have either's hash."""
         with_cpu, with_cuda = ({Path(n).stem for n in rendered if n.endswith(s)} for s in (".cpp", ".cu"))
         order = {name: k for k, name in enumerate(self.report_order())}
-        specs = sorted((f.spec for f in self.fragments), key=lambda s: order.get(s.id, len(order)))
+        own = sorted((f.spec for f in self.fragments), key=lambda s: order.get(s.id, len(order)))
+        specs = [*own, *self.specs_beside()]
         there = {n: held(self.folder / SOURCES / n) or c for n, c in rendered.items()}
         texts = [tables(specs, with_cpu, with_cuda, source_digests(r)) for r in (rendered, there)]
         self.same(f"{SOURCES}/{TABLES}", *(text.encode() for text, _ in texts))
@@ -248,6 +258,11 @@ class Recheck:
         if (self.folder / torch_library.LIBRARY).is_file():
             text = torch_library.source(specs, with_cpu, with_cuda)
             self.same(f"{SOURCES}/{torch_library.SOURCE}", text.encode())
+
+    def specs_beside(self) -> list[OperatorSpec]:
+        """The operators that no program stands for, as the library has them."""
+        cuda = any(f.spec.has_cuda for f in self.fragments)
+        return [cache_rows.spec(rows, cuda) for rows in self.beside]
 
     def report_order(self) -> list[str]:
         """The fragments in the order in which the library has them."""
@@ -263,7 +278,7 @@ class Recheck:
         """Take a library that is built anew in the place of one that this user's mirage did not build."""
         if self.library.exists() and not self.options.trust_library and not trust.is_own(self.folder, self.report):
             self.rebuilt, self.library = trust.UNKNOWN, place / LIBRARY
-            specs = [f.spec for f in self.fragments]
+            specs = [*(f.spec for f in self.fragments), *self.specs_beside()]
             self.result.notes.append(trust.rebuilt(specs, self.rendered, place, self.options.jobs))
 
     def kernel_jobs(self, model: onnx.ModelProto, imported: Imported) -> list[tuple[Fragment, CheckJob]]:

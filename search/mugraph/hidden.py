@@ -94,6 +94,22 @@ def given_limits(program: Program, graph: BlockGraph) -> tuple[Form, ...]:
     return tuple(f for f in _forms(program, graph) if f.given)
 
 
+def compared_integers(program: Program, graph: BlockGraph) -> frozenset[str]:
+    """The inputs with integers that a mask compares with positions, and those by which iterations are hidden."""
+    facts = known_values(program, graph).values()
+    compared = {v for x in facts for forms in (x.zero, x.one, x.lowest, x.truth) for f in forms for v, _ in f.given}
+    whole = {v for v in compared if program.sources[program.input(v).source].dtype.kind == "int"}
+    return frozenset(whole.union(v for f in given_limits(program, graph) for v, _ in f.given))
+
+
+def held_limits(program: Program, graph: BlockGraph, tiles: Mapping[str, int]) -> tuple[Form, ...]:
+    """Those of them in which positions along the loop stand once, and of whose integers a block has one each: along all of
+    their axes it holds a single position."""
+    single = {a for a in graph.grid if tiles.get(a) == 1}
+    known = (f for f in given_limits(program, graph) if abs(f.of(graph.loop or "")) == 1)
+    return tuple(f for f in known if all(program.axes_of(v) <= single for v, _ in f.given))
+
+
 def _forms(program: Program, graph: BlockGraph) -> list[Form]:
     """Forms that hide iterations: one on all of whose positions, and on all of the block's, one of them is below 0 leaves all
     that iterations hand on as it is."""

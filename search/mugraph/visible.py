@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.lax.domains.limits import Form
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.hidden import limits
+from mirage_cli.search.mugraph.hidden import held_limits, limits
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 
 Counts: TypeAlias = NDArray[np.int64]
@@ -23,6 +23,18 @@ def hiding(program: Program, graph: BlockGraph, tiles: Mapping[str, int], step: 
     symbols, else those that hide a whole iteration from some block."""
     loop = graph.loop
     return tuple(f for f in limits(program, graph) if loop is not None and _hides(program, loop, tiles, step, f))
+
+
+def left_out(program: Program, graph: BlockGraph, tiles: Mapping[str, int], step: int) -> tuple[Form, ...]:
+    """The same, and limits by integers that are inputs, which are known when a kernel runs: predictions count what these
+    hide as shown."""
+    given = held_limits(program, graph, tiles) if graph.loop is not None and _is_long(program, graph.loop, step) else ()
+    return (*hiding(program, graph, tiles, step), *given)
+
+
+def _is_long(program: Program, loop: str, step: int) -> bool:
+    extent = program.extent(loop)
+    return not isinstance(extent, int) or extent > step
 
 
 def _hides(program: Program, loop: str, tiles: Mapping[str, int], step: int, form: Form) -> bool:

@@ -7,6 +7,8 @@ On a CPU that is onnxruntime, as it runs what stays when a session is made (`run
 3. everything elementwise between products, which is joined: it reads and writes once;
 4. the operators that are left over, which copy: transposes, slices, concatenations.
 
+What is one operator for libraries (attention with a cache) reads and writes once too.
+
 Constants are fitted by `python -m samples.cpu_fit`.
 """
 
@@ -20,10 +22,12 @@ from types import MappingProxyType
 
 from mirage_cli.lax.ir.program import Node, Program
 from mirage_cli.lax.ops import OPS
-from mirage_cli.search.schedules.cost import number
+from mirage_cli.search.schedules.cost import bytes_once, number
 from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.target import Target
 
+FUSED = -1  #: in the place of a number of operators: all are parts of one, which a library has
+KERNELS = 3  #: that it launches on a GPU: new rows of caches, attention over parts of the keys, the parts together
 DEEP = 1024  #: positions of a sum from where on products are slower
 _FREE = ("iota", "extent", "const")
 
@@ -34,6 +38,9 @@ def original_us(
     """Microseconds of the original operators one after the other, so many of which are launched. What is computed of weights
     alone is no operator: runtimes join it with the product that reads it."""
     original = _Original(program, target, sizes)
+    if operators == FUSED:
+        fused, launches = (original.fused(), KERNELS) if target.threaded else (original.on_cpu(1), 1)
+        return fused + launches * target.kernel_us
     return (original.on_cpu(operators) if not target.threaded else original.on_gpu()) + operators * target.kernel_us
 
 
@@ -151,6 +158,13 @@ class _Original:
     def on_gpu(self) -> float:
         """Microseconds on a GPU, where each node reads and writes its tensors, but for launches."""
         return 1e6 * sum(map(self.node, self.nodes))
+
+    def fused(self) -> float:
+        """Microseconds on a GPU of a kernel that a library has for all nodes, but for launches: each source is read once."""
+        t = self.target
+        rate = t.fitted(Block).library_rate
+        multiplied = sum(self.flops(n) / t.library_rate(n.dtype) for n in self.nodes if n.op == "contract")
+        return 1e6 * max(bytes_once(self.program, self.sizes) / t.bandwidth, multiplied) / rate
 
     def node(self, n: Node) -> float:
         """Seconds of a node."""

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.mugraph.hidden import given_limits
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
 from mirage_cli.search.mugraph.visible import shown, walked
 from mirage_cli.search.schedules import packed
@@ -148,7 +149,8 @@ def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int
         return [1]
     if axis in r.sides.rows:
         if not isinstance(extent, int):
-            return [x for x in ROWS if x <= 128]
+            one = [1] if given_limits(program, graph) else []  # behind a cache most runs have a single row
+            return [*one, *(x for x in ROWS if x <= 128)]
         return sorted({min(x, extent) for x in ROWS})
     if not isinstance(extent, int):
         return list(COLUMNS)

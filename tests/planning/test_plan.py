@@ -11,6 +11,7 @@ from unittest import mock
 import onnx_ir as ir
 import pytest
 
+from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows
 from mirage_cli.codegen.requests.passes import without
 from mirage_cli.codegen.requests.request import Spelled
 from mirage_cli.codegen.source import Rendered, lowered
@@ -28,6 +29,7 @@ from mirage_cli.planning.plan import PlanOptions, newest, plan_fragment, rendere
 from mirage_cli.report.stored_plan import plan_from_json
 from mirage_cli.search.proof.verify import Verdict, verify
 from mirage_cli.search.schedules.alternatives import Alternative
+from mirage_cli.search.schedules.original import FUSED
 from mirage_cli.search.schedules.target import changed_target, load_target
 from mirage_cli.search.search import Candidate
 from tests.codegen.programs import NAMED, program
@@ -126,18 +128,36 @@ def test_measuring_decides_for_the_architecture_that_is_measured(planned: plans.
         assert ("on sm_80" in work.reason) == (slower == (older,))
 
 
-def test_a_part_of_an_operator_is_replaced_where_the_whole_model_is_measured(planned: plans.FragmentPlan) -> None:
-    part = ir.node("MatMul", [ir.Value(name="x"), ir.Value(name="y")])
+def test_a_part_of_an_operator_is_replaced_where_gpus_gain_or_the_whole_model_is_measured(
+    planned: plans.FragmentPlan,
+) -> None:
+    """What writes new rows into caches beside it takes its time too."""
+    rows = CacheRows("f16", 4, 2, 32)
+    x = ir.node(rows.op_type, [], domain=DOMAIN).outputs[0]
+    part = ir.node("MatMul", [x, ir.Value(name="y")])
     part.meta[INSIDE] = "GroupQueryAttention"
-    places = [mock.Mock(region=mock.Mock(nodes=(ir.node("Add", [ir.Value(name="x"), ir.Value(name="y")]), part)))]
-    kinds = {kind: replace(planned.plans[kind], original_us=1e9, slower=()) for kind in ("cpu", "cuda")}
+    nodes = (ir.node("Add", [ir.Value(name="x"), ir.Value(name="y")]), part)
+    places = [mock.Mock(region=mock.Mock(nodes=nodes, inputs=(x,)))]
+    cpu, cuda = (replace(planned.plans[kind], original_us=1e9, slower=()) for kind in ("cpu", "cuda"))
+    launch = load_target(cuda.target).launch_us
+
+    def work(kinds: dict[str, plans.TargetPlan]) -> Work:
+        return Work("abc", "attention", planned.program, places, (), (), replace(planned, plans=kinds))
+
+    assert work({}).operators == FUSED and work({}).beside == {rows.op_type: rows}
     for force, measured, replaced in ((False, "", False), (False, "cpu", True), (True, "", True)):
-        for plans_of in ({"cpu": kinds["cpu"]}, kinds):
-            own = replace(planned, plans=plans_of)
-            work = Work("abc", "attention", planned.program, places, (), (), own)
-            work.decide(force, measured)
-            assert work.replace is (replaced and len(plans_of) == 1)
-            assert ("a part of GroupQueryAttention" in work.reason) == (not work.replace)
+        own = work({"cpu": cpu})
+        own.decide(force, measured)
+        assert own.replace is replaced and ("a part of GroupQueryAttention" in own.reason) == (not replaced)
+    slow = replace(cpu, original_us=0.0)
+    for more, replaced in ((1.1, True), (0.9, False)):
+        margin = (cuda.predicted_us + more * launch) * load_target(cuda.target).margin
+        own = work({"cpu": slow, "cuda": replace(cuda, original_us=margin)})
+        own.decide(force=False)
+        assert own.replace is replaced, own.reason
+    own = work({"cpu": cpu, "opencl": replace(cuda, target="opencl")})
+    own.decide(force=True)
+    assert not own.replace and "not written on opencl" in own.reason
 
 
 def test_a_plan_is_printed_once(fragment: Program) -> None:

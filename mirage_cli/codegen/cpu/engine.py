@@ -99,7 +99,11 @@ def _loop(at: CpuPositions) -> list[ir.Statement]:
     inside = [] if at.shapes.exact(loop, BODY) else [_inside(at, loop, f"n_{loop}_step", step, f"{loop}_step")]
     extent = at.p.extent(loop)
     once = isinstance(extent, int) and extent <= step
-    tests = [] if once else [_seen(at, f, f"seen_{n}") for n, f in enumerate(given_limits(at.p, at.g))]
+    tests = (
+        []
+        if once
+        else [_seen(at, f, f"seen_{n}") for n, f in enumerate(given_limits(at.p, at.g)) if f not in at.limits]
+    )
     body = statements(at, at.t.body, BODY)
     if seen := k.both(*(k.binary("==", test.name, 1) for test in tests)):
         body = [*(s for test in tests for s in test.statements), k.when(seen, *body)]

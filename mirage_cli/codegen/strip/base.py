@@ -20,6 +20,7 @@ from mirage_cli.codegen.terms import expressions
 from mirage_cli.codegen.terms.expressions import THREAD, Lets
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.terms.positions import Positions
+from mirage_cli.codegen.terms.visible import held, stepped, walked
 from mirage_cli.codegen.tiles.tile import (
     Apply,
     Expr,
@@ -37,6 +38,7 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.domains.limits import Form, Forms, Known
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Input
@@ -97,6 +99,7 @@ class StripBase(Positions):
         self.vectors: dict[str, Vector] = {}
         self.inverses: dict[str, str] = {}  #: vectors of a group whose inverses are kept too
         self.sums: dict[str, TileSum] = {}
+        self.guards: dict[str, Forms] = {}  #: loads of which rows are read that comparisons show, and zeros for others
         self.memory = Memory()
         if multiply_together(self.s, r.target):
             self.memory.unit = SWIZZLED
@@ -250,7 +253,8 @@ class StripBase(Positions):
         phase = BODY if t.ring else PROLOGUE
         fixed = [a for a, _ in t.inner]
         outer_axes = [s.axis for s in source.access if s.axis is not None and s.axis not in fixed]
-        inside = k.both(self.real(t.outer, t.n_outer, "o"), self.inside(outer_axes, phase))
+        shown = (self.at_least_0(f, phase) for f in sorted(self.guards.get(t.name, ()), key=str))
+        inside = k.both(self.real(t.outer, t.n_outer, "o"), self.inside(outer_axes, phase), *shown)
         valid: ir.Expression = ir.lift(count(t.inner))
         axis, inside_of = t.inner[0][0], count(t.inner[1:])
         if not self.shapes.exact(axis, phase):
@@ -294,6 +298,32 @@ class StripBase(Positions):
         together = self.s.parts * self.s.loop
         return (self.extent(self.p.extent(self.loop_axis)) + (together - 1)) / together * self.s.loop
 
+    @property
+    def by_integers(self) -> bool:
+        """True if integers that are inputs say how far a block walks, or what it reads."""
+        return any(f.given for f in self.limits) or bool(self.guards)
+
+    @property
+    def integers(self) -> dict[str, Known]:
+        """What is known of inputs: which hold integers."""
+        whole = (i.name for i in self.p.inputs if self.p.sources[i.source].dtype.kind == "int")
+        return {name: Known(Form(given=((name, 1),))) for name in whole}
+
+    def is_held(self, form: Form) -> bool:
+        """True if a block has one of each of a form's integers."""
+        single = {a for a in self.g.grid if self.s.tile(a) == 1}
+        return all(self.p.axes_of(v) <= single for v, _ in form.given)
+
+    def held_names(self) -> set[str]:
+        """The integers that comparisons of rows with positions need too."""
+        return super().held_names() | {v for forms in self.guards.values() for f in forms for v, _ in f.given}
+
+    def at_least_0(self, form: Form, phase: str) -> ir.Expression:
+        """The condition that a form is not below 0 at the current position."""
+        terms = [(self.position(a, phase), n) for a, n in form.terms] + [(held(v), n) for v, n in form.given]
+        above, below = ([t if abs(n) == 1 else t * abs(n) for t, n in terms if n * sign > 0] for sign in (1, -1))
+        return k.total([*above, *([form.constant] if form.constant or not above else [])]) >= (k.total(below) or k.ZERO)
+
     def shared_loop(self, axis: str) -> bool:
         """True for the loop's axis where blocks share it by their number, which is given."""
         return bool(self.s.parts) and axis == self.loop_axis
@@ -309,6 +339,37 @@ class StripBase(Positions):
     def pace(self, axis: str) -> ir.Expression:
         """Positions of a grid axis between the first ones of two blocks."""
         return self.share() if self.shared_loop(axis) else super().pace(axis)
+
+    def places(self) -> list[ir.Statement]:
+        """The first positions of a block; where blocks share what integers show, that along the loop follows from these."""
+        later = f"{self.loop_axis}_at" if self.s.parts and self.by_integers else ""
+        return [s for s in super().places() if not (isinstance(s, ir.Declare) and s.variables[0].name == later)]
+
+    def walked(self) -> list[ir.Statement]:
+        """The number of iterations of a block, of those that are shown."""
+        if not (self.s.parts and self.by_integers):
+            return super().walked()
+        loop, step, shown, own = self.loop_axis, self.s.loop, k.name("steps_shown"), k.name("steps_before")
+        extent = self.extent(self.p.extent(loop))
+        all_steps = k.cast("int", (extent + (step - 1)) / step)
+        lines = walked(self.limits, loop, step, all_steps, self.span, None, 0, "steps_shown")
+        each = k.name("steps_each")
+        start = stepped(self.limits, loop, own)
+        left = k.select(shown - own < each, shown - own, each)
+        return [
+            *self.held_integers(),
+            *lines,
+            k.let("int", "steps_each", (shown + (self.s.parts - 1)) / self.s.parts),
+            k.let("int", "steps_before", k.cast("int", f"{loop}_block") * each),
+            k.let("offset_t", f"{loop}_at", k.cast("offset_t", start) * step, unused=True),
+            k.let("int", "steps", k.select(shown > own, left, 0)),
+        ]
+
+    def step_position(self, number: Value) -> ir.Statement:
+        """The first position of an iteration along the loop axis, from where a block starts on."""
+        if not (self.s.parts and self.by_integers):
+            return super().step_position(number)
+        return k.let("offset_t", f"{self.loop_axis}_step", k.cast("offset_t", number) * self.s.loop, unused=True)
 
     def steps(self) -> ir.Expression:
         """The number of iterations of a block; none where its share begins behind the end."""

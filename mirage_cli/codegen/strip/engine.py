@@ -112,9 +112,10 @@ class _Kernel(StripMerge):
         lines = [*self.prologue, *self.before]
         awaits = not {f"{t.name}_tile" for t in held}.isdisjoint(k.names_in((*lines, *self.body)))
         declared, lines = ([], lines) if self.prologue or awaits else (self.before, [])
-        ahead = self.s.stages - 1
+        ahead, wait = self.s.stages - 1, k.run("wait_for_earlier")
         return [
             *declared,
+            *([wait] if self.by_integers else []),
             *self.walked(),
             k.let("int", "mine", k.select(steps > group, turns, 0)),
             k.run("launch_dependents"),
@@ -123,7 +124,7 @@ class _Kernel(StripMerge):
             self.loader("load_others", k.when(TURN < "mine", *self.stage(*self.loads(others))), COMMITTED),
             k.loop("turn", ahead, k.run("load_constants", TURN, TURN)),
             *self.loads([t for t in held if t.constant]),
-            k.run("wait_for_earlier"),
+            *([] if self.by_integers else [wait]),
             *self.loads([t for t in held if not t.constant]),
             COMMITTED,
             k.loop("turn", ahead, k.run("load_others", TURN, TURN)),

@@ -9,7 +9,8 @@ from mirage_cli.codegen.strip.base import EACH_GROUP, SHOWN, StripBase, array
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile, TileSum, Vector, padded
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
-from mirage_cli.codegen.tiles.tile import Expr, Ref, Sizes, globals_of, refs
+from mirage_cli.codegen.terms.visible import known
+from mirage_cli.codegen.tiles.tile import Apply, Expr, Global, Number, Ref, Sizes, globals_of, refs
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
@@ -187,7 +188,32 @@ class StripTiles(StripBase):
             and self.p.sources[self.reads[self.ops[v].source_value or ""].source].dtype == dtype
         ):
             return self.tile_of(v, over, side)
-        return self.computed_tile(v, e, dtype, over, side)
+        shown = self.shown_rows(v, e, dtype)
+        return (shown and self.tile_of(shown, over, side)) or self.computed_tile(v, e, dtype, over, side)
+
+    def shown_rows(self, v: str, e: Expr, dtype: DType) -> str:
+        """The load of which a value is those rows that a comparison of positions with integers shows, and zeros: copies leave
+        the others out, whatever they hold. Nothing for other values."""
+        match e:
+            case Apply("where", (condition, Global(value), Number(constant))) if constant == 0:
+                load = self.load_of(value, v)
+                forms = known(condition, self.integers).truth
+                axes = {a for f in forms for a, _ in f.terms}
+                read = self.p.sources[self.reads[value].source].dtype == dtype and [
+                    r.name for r in self.readers[load]
+                ] == [v]
+                last = self.reads[value].access[-1].axis
+                masked = any(f.given for f in self.limits)
+                if (
+                    masked
+                    and forms
+                    and read
+                    and axes <= self.p.axes_of(value) - {last}
+                    and all(map(self.is_held, forms))
+                ):
+                    self.guards[load] = forms
+                    return load
+        return ""
 
     def target(self, o: BlockOp) -> tuple[str, str]:
         """(name of the result, name of the shrink): that of the accumulator which is the only reader, else its own."""

@@ -12,7 +12,7 @@ from fractions import Fraction
 from mirage_cli.codegen.requests.request import Parameter, Request
 from mirage_cli.codegen.terms import expressions
 from mirage_cli.codegen.terms.expressions import CUDA_TYPES, ZERO, Lets
-from mirage_cli.codegen.terms.visible import stepped, walked
+from mirage_cli.codegen.terms.visible import holding, stepped, walked
 from mirage_cli.codegen.tiles.shapes import Shapes
 from mirage_cli.codegen.tiles.tile import (
     FRAGMENT,
@@ -36,7 +36,7 @@ from mirage_cli.lax.dtypes import F64, DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Slot
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
-from mirage_cli.search.mugraph.visible import hiding
+from mirage_cli.search.mugraph.visible import left_out
 
 
 class Positions:
@@ -51,7 +51,7 @@ class Positions:
         self.reads = {i.name: i for i in self.p.inputs}
         self.wide = expressions.wide(self.p)
         self.hollow = expressions.hollow(self.extent(e) for e in r.hollow)
-        self.limits = hiding(self.p, self.g, dict(tile.schedule.tiles), tile.schedule.loop)
+        self.limits = left_out(self.p, self.g, dict(tile.schedule.tiles), tile.schedule.loop)
 
     # --- numbers ------------------------------------------------------------------------------------------------------
     def ctype(self, dtype: DType) -> str:
@@ -211,7 +211,17 @@ class Positions:
         """The number of iterations of the loop that a mask shows some of, and of those in front of them."""
         loop, split = self.g.loop or "", self.g.loop in self.g.split
         start = k.name(f"{loop}_at") if split else None
-        return walked(self.limits, loop, self.t.schedule.loop, self.steps(), self.span, start, 0)
+        lines = walked(self.limits, loop, self.t.schedule.loop, self.steps(), self.span, start, 0)
+        return [*self.held_integers(), *lines]
+
+    def held_integers(self) -> list[ir.Statement]:
+        """The integers that are inputs of which a block has one, where these say how far it walks."""
+        places = {v: self.offset(self.reads[v].access, PROLOGUE) for v in sorted(self.held_names())}
+        return [holding(v, k.name(v)[at]) for v, at in places.items()]
+
+    def held_names(self) -> set[str]:
+        """The names of these integers."""
+        return {v for f in self.limits for v, _ in f.given}
 
     def span(self, axis: str) -> tuple[list[ir.Expression], Value]:
         """The terms of a block's first position along an axis, and how many it holds."""

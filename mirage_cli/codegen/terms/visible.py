@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mirage_cli.codegen.tiles.tile import Apply, Expr, Number, Position, Ref
+from mirage_cli.codegen.tiles.tile import Apply, Expr, Global, Number, Position, Ref
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
@@ -17,12 +17,19 @@ Span = Callable[
 
 
 def walked(
-    limits: Sequence[Form], loop: str, step: int, whole: ir.Expression, span: Span, start: Value | None, least: int
+    limits: Sequence[Form],
+    loop: str,
+    step: int,
+    whole: ir.Expression,
+    span: Span,
+    start: Value | None,
+    least: int,
+    name: str = "steps",
 ) -> list[ir.Statement]:
-    """The statements that say how many iterations are walked (`steps`), and where a limit stands at the front how many are
-    left out before (`first`): of a `whole` number of `step` positions each from `start` on, at `least` so many."""
+    """The statements that say how many iterations are walked (variable `name`), and where a limit stands at the front how many
+    are left out before (`first`): of a `whole` number of `step` positions each from `start` on, at `least` so many."""
     if not limits:
-        return [k.let("int", "steps", whole)]
+        return [k.let("int", name, whole)]
 
     def position(form: Form, sign: int, more: int) -> ir.Expression:
         return k.cast("int", _bound(form, loop, span, sign, more, [] if start is None else [start]))
@@ -32,10 +39,10 @@ def walked(
     lines: list[ir.Statement] = [k.let("int", "whole", whole)]
     end = _extreme(lines, "end", "<", [WHOLE, *ends])
     if not begins:
-        return [*lines, k.let("int", "steps", _chosen(">", end, ir.lift(least)))]
+        return [*lines, k.let("int", name, _chosen(">", end, ir.lift(least)))]
     first = _extreme(lines, "begin", ">", [k.ZERO, *begins])
     lines.append(k.let("int", "first", _chosen("<", first, WHOLE - least if least else WHOLE)))
-    return [*lines, k.let("int", "steps", _chosen(">", end - FIRST, ir.lift(least)))]
+    return [*lines, k.let("int", name, _chosen(">", end - FIRST, ir.lift(least)))]
 
 
 def stepped(limits: Sequence[Form], loop: str, number: ir.Expression) -> ir.Expression:
@@ -47,7 +54,7 @@ def shown(e: Expr, span: Span, values: Mapping[str, Known]) -> tuple[ir.Expressi
     """The condition that a mask hides nothing of a tile, and a value without the mask; None for a value without one that
     compares positions. `values` are what is known of the block graph's."""
     match e:
-        case Apply("where", (condition, value, _)) if (forms := _known(condition, values).truth) and not any(
+        case Apply("where", (condition, value, _)) if (forms := known(condition, values).truth) and not any(
             f.given for f in forms
         ):
             least = (_bound(f, "", span, -1) for f in sorted(forms, key=str))
@@ -55,16 +62,27 @@ def shown(e: Expr, span: Span, values: Mapping[str, Known]) -> tuple[ir.Expressi
     return None
 
 
-def _known(e: Expr, values: Mapping[str, Known]) -> Known:
+def held(value: str) -> ir.Name:
+    """The variable with an integer that is an input, of which a block has one."""
+    return k.name(f"{value}_held")
+
+
+def holding(value: str, element: ir.Expression) -> ir.Statement:
+    """The statement that reads it."""
+    return k.let("int", f"{value}_held", k.call("whole_number", element))
+
+
+def known(e: Expr, values: Mapping[str, Known]) -> Known:
+    """What is known of an expression; `values` are what is known of the block graph's, and of inputs."""
     match e:
-        case Ref(name):
+        case Ref(name) | Global(name):
             return values.get(name, UNKNOWN)
         case Position(axis):
             return at_position(axis)
         case Number(value):
             return constant(value)
         case Apply(op, args):
-            return applied(op, [_known(a, values) for a in args])
+            return applied(op, [known(a, values) for a in args])
     return UNKNOWN
 
 
@@ -84,6 +102,8 @@ def _bound(form: Form, loop: str, span: Span, sign: int, more: int = 0, taken: S
             terms.append(ir.lift(count) - 1)
         into = above if factor > 0 else below
         into += [t if abs(factor) == 1 else t * abs(factor) for t in terms]
+    for value, factor in form.given:
+        (above if factor > 0 else below).append(held(value) if abs(factor) == 1 else held(value) * abs(factor))
     if constant or not above:
         above.append(ir.lift(constant))
     return k.joined("-", [k.total(above), *below]) or k.ZERO

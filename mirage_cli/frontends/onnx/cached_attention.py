@@ -1,19 +1,15 @@
-"""GroupQueryAttention behind a cache whose lengths are known at run time, taken apart: what stands where in the cache is said
-by integers, and attention compares positions with them.
+"""GroupQueryAttention behind a cache whose lengths are known at run time, taken apart into two operators.
 
-1. `before` is how many positions of each sequence are filled, none where the new ones are all there are (a prompt), `last` is
-   its last position; `keys` are the positions that count. Layers that read the same lengths share these.
-2. Queries and keys are turned by onnxruntime's RotaryEmbedding where the operator does that.
-3. New keys and values are written behind the filled positions: into a cache that has room for them (ScatterND copies nothing
-   where a caller gives past and present one address, as onnxruntime-genai does), else into a longer copy. The dimension of
-   what results is the sum of `keys` and of what is free.
-4. Attention in standard operators: a query sees the keys up to its own place, within the window. What nothing was written to
-   may hold anything and is not read.
+1. New rows: queries and keys are turned, and keys and values written into the caches behind what is filled, in place where a
+   caller gives past and present one address. That is an operator of our own (`codegen/cache_rows.py`), with a function in
+   standard operators; it tells how many positions of each sequence were `before` and which is the `last` one.
+2. Attention in standard operators, over all positions for which the present caches have room: a query sees the keys up to its
+   own place, within the window. What nothing was written to may hold anything and is not read. How far to go is a number in
+   memory: kernels leave out what is behind it, and a graph of CUDA serves every step.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,6 +17,7 @@ from typing import Any, TypeAlias
 import onnx
 import onnx_ir as ir
 
+from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows
 from mirage_cli.frontends.onnx.cut_points import take_place
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 
@@ -28,97 +25,84 @@ INSIDE = "inside"  #: the key under which a node knows the operator that it is a
 OLDEST = 13  #: the opset whose forms of operators the texts below have
 _READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9})  #: inputs that are understood
 _INPUTS = 16
+_TYPES = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
 Dims: TypeAlias = Sequence[int | str | None]
 
-_LENGTHS = """(lengths, whole, q) => (before, last, keys, queries, total) {
-    one = Constant <value = int64 {1}> ()
+#: case 1 in standard operators: the index of new rows in a cache [batch, heads, positions, size] is [batch, new, heads, 3]
+_ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spresent_k, present_v, before, last) {
     none = Constant <value = int64 {0}> ()
-    first = Constant <value_ints = [1]> ()
-    behind = Constant <value_ints = [2]> ()
-    flat = Constant <value_ints = [-1]> ()
-    wide_lengths = Cast <to = 7> (lengths)
-    ends = Reshape (wide_lengths, flat)
-    wide_whole = Cast <to = 7> (whole)
-    wholes = Reshape (wide_whole, flat)
-    total = Squeeze (wholes)
-    dims = Shape (q)
-    counts = Slice (dims, first, behind)
-    new = Squeeze (counts)
-    prompt = Equal (new, total)
-    before, last = If (prompt) <
-        then_branch = all () => (b1, l1) { l1 = Identity (ends)  b1 = Sub (ends, ends) },
-        else_branch = some () => (b2, l2) { l2 = Identity (ends)  n = Add (ends, one)  b2 = Sub (n, new) }>
-    end = Max (total, new)
-    keys = Range (none, end, one)
-    queries = Range (none, new, one)
-}"""
-#: where new rows go in a cache [batch, heads, positions, size], as [batch, new, heads, 3]
-_INDEX = """(before, queries) => (index, places) {
-    one = Constant <value_ints = [1]> ()
-    heads = Constant <value_ints = [%(shared)d]> ()
-    scalar = Constant <value = int64 {0}> ()
     unit = Constant <value = int64 {1}> ()
-    count = Constant <value = int64 {%(shared)d}> ()
-    outer = Constant <value_ints = [1, 2, 3]> ()
-    middle = Constant <value_ints = [0, 1, 3]> ()
+    one = Constant <value_ints = [1]> ()
+    two = Constant <value_ints = [2]> ()
+    three = Constant <value_ints = [3]> ()
+    flat = Constant <value_ints = [-1]> ()
     inner = Constant <value_ints = [2, 3]> ()
+    middle = Constant <value_ints = [0, 1, 3]> ()
+    outer = Constant <value_ints = [1, 2, 3]> ()
+    heads = Constant <value_ints = [%(shared)d]> ()
+    count = Constant <value = int64 {%(shared)d}> ()
+    rows_dims = Constant <value_ints = [0, 0, %(shared)d, %(size)d]> ()
+    %(parts)s
+    given_dims = Shape (%(first)s)
+    counted = Slice (given_dims, one, two)
+    new = Squeeze (counted)
+    wide_lengths = Cast <to = 7> (lengths)
+    last = Reshape (wide_lengths, flat)
+    ends = Add (last, unit)
+    free = Sub (ends, new)
+    before = Max (free, none)
+    queries = Range (none, new, unit)
     begin = Unsqueeze (before, one)
     places = Add (begin, queries)
+    %(rotary)s
     batch_dims = Shape (before)
     batch = Squeeze (batch_dims)
-    sequences = Range (scalar, batch, unit)
+    sequences = Range (none, batch, unit)
     sequence = Unsqueeze (sequences, outer)
-    numbers = Range (scalar, count, unit)
+    numbers = Range (none, count, unit)
     number = Unsqueeze (numbers, middle)
     place = Unsqueeze (places, inner)
-    new_dims = Shape (queries)
-    dims = Concat <axis = 0> (batch_dims, new_dims, heads, one)
+    dims = Concat <axis = 0> (batch_dims, counted, heads, one)
     s = Expand (sequence, dims)
     h = Expand (number, dims)
     p = Expand (place, dims)
     index = Concat <axis = 3> (s, h, p)
+    past_dims = Shape (past_k)
+    room = Slice (past_dims, two, three)
+    wide_whole = Cast <to = 7> (whole)
+    wholes = Reshape (wide_whole, flat)
+    missing = Sub (wholes, room)
+    more = Max (missing, none)
+    zeros = Constant <value_ints = [0, 0, 0, 0, 0, 0]> ()
+    zero_end = Constant <value_ints = [0]> ()
+    pads = Concat <axis = 0> (zeros, more, zero_end)
+    positions_of = Squeeze (room)
+    positions = Range (none, positions_of, unit)
+    column = Unsqueeze (positions, one)
+    filled = Unsqueeze (before, outer)
+    kept = Less (column, filled)
+    nothing = Constant <value = float {0}> ()
+    zero = Cast <to = %(type)d> (nothing)
+    kept_k = Where (kept, past_k, zero)
+    kept_v = Where (kept, past_v, zero)
+    longer_k = Pad (kept_k, pads)
+    longer_v = Pad (kept_v, pads)
+    new_k = Reshape (%(k)s, rows_dims)
+    new_v = Reshape (v, rows_dims)
+    present_k = ScatterND (longer_k, index, new_k)
+    present_v = ScatterND (longer_v, index, new_v)
 }"""
-_ROOM = """(past, total) => (room, fits) {
-    two = Constant <value_ints = [2]> ()
-    three = Constant <value_ints = [3]> ()
-    dims = Shape (past)
-    room = Slice (dims, two, three)
-    fits = GreaterOrEqual (room, total)
-}"""
-_WRITTEN = """(past_k, past_v, k, v, index, before, total, room, fits) => (present_k, present_v) {
-    dims = Constant <value_ints = [0, 0, %(shared)d, %(size)d]> ()
-    new_k = Reshape (k, dims)
-    new_v = Reshape (v, dims)
-    present_k, present_v = If (fits) <
-        then_branch = into () => (k1, v1) { k1 = ScatterND (past_k, index, new_k)  v1 = ScatterND (past_v, index, new_v) },
-        else_branch = longer () => (k2, v2) {
-            none = Constant <value = int64 {0}> ()
-            one = Constant <value = int64 {1}> ()
-            zeros = Constant <value_ints = [0, 0, 0, 0, 0, 0]> ()
-            zero_end = Constant <value_ints = [0]> ()
-            apart = Constant <value_ints = [1, 2, 3]> ()
-            last_axis = Constant <value_ints = [1]> ()
-            count = Squeeze (room)
-            positions = Range (none, count, one)
-            column = Unsqueeze (positions, last_axis)
-            filled = Unsqueeze (before, apart)
-            kept = Less (column, filled)
-            nothing = Constant <value = float {0}> ()
-            zero = Cast <to = %(type)d> (nothing)
-            kept_k = Where (kept, past_k, zero)
-            kept_v = Where (kept, past_v, zero)
-            more = Sub (total, room)
-            pads = Concat <axis = 0> (zeros, more, zero_end)
-            longer_k = Pad (kept_k, pads)
-            longer_v = Pad (kept_v, pads)
-            k2 = ScatterND (longer_k, index, new_k)
-            v2 = ScatterND (longer_v, index, new_v)
-        }>
-}"""
-_ATTENTION = """(q, k, v, keys, before, last, queries) => (y) {
+_PACKED = """sizes = Constant <value_ints = [%(width)d, %(shared_width)d, %(shared_width)d]> ()
+    %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
+_TURNED = """%(y)s = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
+        rotary_embedding_dim = %(part)d> (%(x)s, %(places)s, cos, sin)"""
+_ATTENTION = """(q, k, v, before, last) => (y) {
+    zero = Constant <value = int64 {0}> ()
+    unit = Constant <value = int64 {1}> ()
+    one = Constant <value_ints = [1]> ()
+    third = Constant <value_ints = [3]> ()
     apart = Constant <value_ints = [0, 0, %(shared)d, %(group)d, %(size)d]> ()
     joined = Constant <value_ints = [0, 0, %(width)d]> ()
-    none = Constant <value_ints = [0]> ()
     two = Constant <value_ints = [2]> ()
     rows = Constant <value_ints = [1, 2, 4]> ()
     four = Constant <value_ints = [1, 2, 3, 4]> ()
@@ -126,10 +110,15 @@ _ATTENTION = """(q, k, v, keys, before, last, queries) => (y) {
     column = Constant <value_ints = [1]> ()
     grouped = Reshape (q, apart)
     own = Transpose <perm = [0, 2, 3, 1, 4]> (grouped)
-    count = Shape (keys)
-    counted_k = Slice (k, none, count, two)
-    counted_v = Slice (v, none, count, two)
-    wide_k = Unsqueeze (counted_k, two)
+    cache_dims = Shape (k)
+    counted = Slice (cache_dims, two, third)
+    room = Squeeze (counted)
+    keys = Range (zero, room, unit)
+    query_dims = Shape (q)
+    news = Slice (query_dims, one, two)
+    new = Squeeze (news)
+    queries = Range (zero, new, unit)
+    wide_k = Unsqueeze (k, two)
     across = Transpose <perm = [0, 1, 2, 4, 3]> (wide_k)
     product = MatMul (own, across)
     factor = Constant <value = float {%(scale)r}> ()
@@ -149,21 +138,13 @@ _ATTENTION = """(q, k, v, keys, before, last, queries) => (y) {
     written = LessOrEqual (key, end)
     nothing = Constant <value = float {0}> ()
     nothing_like = Cast <to = %(type)d> (nothing)
-    clean_v = Where (written, counted_v, nothing_like)
+    clean_v = Where (written, v, nothing_like)
     wide_v = Unsqueeze (clean_v, two)
     mean = MatMul (weights, wide_v)
     turned = Transpose <perm = [0, 3, 1, 2, 4]> (mean)
     y = Reshape (turned, joined)
 }"""
 
-_PACKED = """(x) => (q, k, v) {
-    sizes = Constant <value_ints = [%(width)d, %(shared_width)d, %(shared_width)d]> ()
-    q, k, v = Split <axis = -1> (x, sizes)
-}"""
-_TURNED = """(x, places, cos, sin) => (y) {
-    y = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
-                                       rotary_embedding_dim = %(turned)d> (x, places, cos, sin)
-}"""
 #: parts of the text of attention: with a soft cap and without, and likewise
 _CAPPED = """cap = Constant <value = float {%(cap)r}> ()
     cap_like = Cast <to = %(type)d> (cap)
@@ -181,12 +162,11 @@ _CAUSAL = "seen = LessOrEqual (keys, at)"
 
 def take_apart(model: ir.Model, opset: int) -> None:
     """Take all such nodes apart, in place, where the opset has the operators."""
-    shared: dict[tuple[object, ...], list[ir.Value]] = {}
     for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type == "GroupQueryAttention" and opset >= OLDEST:
             layer = _layer(node)
             if layer is not None:
-                layer.take_place(shared)
+                layer.take_place(model, opset)
 
 
 def _layer(node: ir.Node) -> _Layer | None:
@@ -207,9 +187,25 @@ def _layer(node: ir.Node) -> _Layer | None:
     if fixed or past in (0, grown) or (isinstance(past, int) and isinstance(new, int)):
         return None
     size = width // (heads + 2 * shared if given[1] is None else heads)
-    named = isinstance(grown, str) and grown.isidentifier() and grown not in (new, _dim(given[0], 0, 3))
-    keys = str(grown) if named else re.sub(r"\W", "_", f"keys_of_{node.outputs[0].name}")
-    return _Layer(node, given, told, heads, shared, size, keys)
+    rows = _rows(given, told, heads, shared, size)
+    room = past if past == grown else f"{past}+{new}"
+    return None if rows is None else _Layer(node, given, told, rows, room)
+
+
+def _rows(
+    given: Sequence[ir.Value | None], told: Mapping[str, Any], heads: int, shared: int, size: int
+) -> CacheRows | None:
+    """The operator of case 1; None where a library has none."""
+    q, cos = given[0], given[7]
+    half = _dim(cos, 1, 2) if told.get("do_rotary", 0) else 0
+    kind = _TYPES.get(q.dtype) if q is not None and q.dtype is not None else None
+    ranks = [1 if v is None or v.shape is None else len(v.shape) for v in given[5:7]]
+    if kind is None or not isinstance(half, int) or ranks[0] not in (1, 2) or ranks[1] > 1:
+        return None
+    turns = bool(half)
+    kinds = (bool(told.get("rotary_interleaved", 0)) and turns, given[1] is None, given[9] is not None and turns)
+    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, *ranks)
+    return None if rows.problem else rows
 
 
 def _dim(v: ir.Value | None, k: int, rank: int) -> int | str | None:
@@ -222,117 +218,92 @@ def _dim(v: ir.Value | None, k: int, rank: int) -> int | str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One node with its inputs and attributes, the numbers of heads and their size, and the name of the number of keys."""
+    """One node with its inputs and attributes, the operator of case 1, and the positions that present caches have room for."""
 
     node: ir.Node
     given: Sequence[ir.Value | None]
     told: Mapping[str, Any]
-    heads: int
-    shared: int
-    size: int
-    keys: str
+    rows: CacheRows
+    room: int | str | None
 
-    def take_place(self, known: dict[tuple[object, ...], list[ir.Value]]) -> None:
-        """Put the parts in front of the node, which goes; `known` are the integers of nodes before."""
-        past_k, past_v, lengths, whole = self.given[3:7]
-        before, last, keys, queries, total = self.lengths(known, lengths, whole)
-        index, places = self.index(known, before, queries)
-        q, k, v = self.operands(places)
-        room, fits = self.room(known, past_k, total)
-        given = [past_k, past_v, k, v, index, before, total, room, fits]
-        present = self.part(_WRITTEN, "written", given, [self.cache(past_k)] * 2)
-        y = self.part(self.attention(), "attention", [q, *present, keys, before, last, queries], [None])
+    def take_place(self, model: ir.Model, opset: int) -> None:
+        """Put both operators in front of the node, which goes."""
+        q = self.given[0]
+        results = self.new_rows(model, opset)
+        queries = results.pop(0) if self.rows.writes_queries else q
+        text = self.attention() % self.numbers()
+        y = _spliced(self.node, "attention", text, [queries, *results], [None])
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
-        take_place(self.node, list(zip(self.node.outputs, [*y, *present], strict=False)))
-
-    def part(
-        self, text: str, what: str, given: Sequence[ir.Value | None], tensors: Sequence[_Tensor | None], **numbers: Any
-    ) -> list[ir.Value]:
-        """The results of a text in front of the node, and what is known of them: no reader finds out of those that it does not
-        read."""
-        return _spliced(self.node, what, text % {**self.numbers(), **numbers}, given, tensors)
+        take_place(self.node, list(zip(self.node.outputs, [*y, *results[:2]], strict=False)))
 
     def numbers(self) -> dict[str, Any]:
         """Numbers that texts have."""
-        x = self.given[0]
+        x, r = self.given[0], self.rows
         assert x is not None and x.dtype is not None
         return {
-            "shared": self.shared,
-            "group": self.heads // self.shared,
-            "size": self.size,
-            "width": self.heads * self.size,
-            "shared_width": self.shared * self.size,
+            "shared": r.shared,
+            "group": r.heads // r.shared,
+            "size": r.size,
+            "width": r.heads * r.size,
+            "shared_width": r.shared * r.size,
             "type": x.dtype.value,
             "cap": self.told.get("softcap", 0.0),
             "window": self.told.get("local_window_size", -1),
-            "scale": self.told.get("scale", 0.0) or self.size**-0.5,
+            "scale": self.told.get("scale", 0.0) or r.size**-0.5,
         }
 
-    def lengths(
-        self, known: dict[tuple[object, ...], list[ir.Value]], lengths: ir.Value | None, whole: ir.Value | None
-    ) -> list[ir.Value]:
-        """`before`, `last`, `keys`, `queries` and the whole length, case 1."""
-        q = self.given[0]
-        batch, new = (_dim(q, k, 3) for k in range(2))
-        key = (lengths, whole, batch, new, self.keys)
-        if key not in known:
-            rows, integer = (batch,), ir.DataType.INT64
-            tensors = [(integer, rows), (integer, rows), (integer, (self.keys,)), None, None]
-            known[key] = self.part(_LENGTHS, "lengths", [lengths, whole, q], tensors)
-        return known[key]
-
-    def index(
-        self, known: dict[tuple[object, ...], list[ir.Value]], before: ir.Value, queries: ir.Value
-    ) -> list[ir.Value]:
-        """Where new keys and values go in a cache of so many heads, and the positions of the queries."""
-        key = (before, self.shared)
-        if key not in known:
-            known[key] = self.part(_INDEX, "index", [before, queries], [None, None])
-        return known[key]
-
-    def room(
-        self, known: dict[tuple[object, ...], list[ir.Value]], past: ir.Value | None, total: ir.Value
-    ) -> list[ir.Value]:
-        """How many positions caches of this length have, and whether those are enough."""
-        key = (total, _dim(past, 2, 4))
-        if key not in known:
-            known[key] = self.part(_ROOM, "room", [past, total], [None, None])
-        return known[key]
-
-    def operands(self, places: ir.Value) -> list[ir.Value | None]:
-        """Queries, keys and values, each [batch, new, heads * size], as the products take them: case 2."""
-        q, k, v = self.given[:3]
-        if k is None:
-            q, k, v = self.part(_PACKED, "packed", [q], [None] * 3)
-        if self.told.get("do_rotary", 0):
-            turns = (("q", q, self.heads), ("k", k, self.shared))
-            q, k = (self.turned(what, x, n, places) for what, x, n in turns)
-        return [q, k, v]
-
-    def turned(self, what: str, x: ir.Value | None, heads: int, places: ir.Value) -> ir.Value:
-        """Queries or keys of so many heads with rotary embeddings at their positions."""
-        q, (cos, sin, at) = self.given[0], self.given[7:10]
-        half = _dim(cos, 1, 2)
-        turned = 2 * half if isinstance(half, int) and 2 * half != self.size else 0
-        assert q is not None and q.dtype is not None
-        tensor = (q.dtype, (_dim(q, 0, 3), _dim(q, 1, 3), heads * self.size))
-        numbers = {"heads": heads, "turned": turned, "interleaved": self.told.get("rotary_interleaved", 0)}
-        (y,) = self.part(_TURNED, f"{what}_turned", [x, places if at is None else at, cos, sin], [tensor], **numbers)
-        return y
-
-    def cache(self, past: ir.Value | None) -> _Tensor:
-        """What is known of a cache with the new rows: it has the keys that count and what is free behind them."""
-        length = _dim(past, 2, 4)
-        assert past is not None and past.dtype is not None
-        free = re.sub(r"\W", "_", f"free_{length}")
-        return past.dtype, (_dim(past, 0, 4), self.shared, f"{free}+{self.keys}", self.size)
+    def new_rows(self, model: ir.Model, opset: int) -> list[ir.Value]:
+        """The results of case 1, whose function the model gets."""
+        q, past, rows = self.given[0], self.given[3], self.rows
+        assert q is not None and past is not None and q.dtype is not None and isinstance(self.node.graph, ir.Graph)
+        read = [0, *([] if rows.packed else [1, 2]), 3, 4, 5, 6, *([7, 8] if rows.turned else [])]
+        inputs = [self.given[i] for i in (*read, *([9] if rows.listed else []))]
+        batch, new, integer = _dim(q, 0, 3), _dim(q, 1, 3), ir.DataType.INT64
+        cache = (q.dtype, (_dim(past, 0, 4), rows.shared, self.room, rows.size))
+        tensors: list[tuple[str, _Tensor]] = [("present_k", cache), ("present_v", cache)]
+        tensors += [("before", (integer, (batch,))), ("last", (integer, (batch,)))]
+        if rows.writes_queries:
+            tensors.insert(0, ("turned", (q.dtype, (batch, new, rows.heads * rows.size))))
+        prefix = f"{self.node.outputs[0].name}/rows"
+        outputs = [_told(ir.Value(name=f"{prefix}/{name}"), tensor) for name, tensor in tensors]
+        node = ir.Node(DOMAIN, rows.op_type, inputs, outputs=outputs, name=prefix)
+        node.meta[INSIDE] = self.node.op_type
+        self.node.graph.insert_before(self.node, node)
+        model.functions[DOMAIN, rows.op_type, ""] = rows_function(rows, opset)
+        model.opset_imports[DOMAIN] = 1
+        return outputs
 
     def attention(self) -> str:
-        """The text of case 4."""
+        """The text of case 2."""
         capped = _CAPPED if self.told.get("softcap", 0.0) > 0 else _UNCAPPED
         seen = _WINDOWED if self.told.get("local_window_size", -1) >= 0 else _CAUSAL
         return _ATTENTION.replace("%(capped)s", capped).replace("%(seen)s", seen)
+
+
+def rows_function(rows: CacheRows, opset: int) -> ir.Function:
+    """The operator of case 1 in standard operators of an opset."""
+    width, kind = rows.heads * rows.size, next(t for t, name in _TYPES.items() if name == rows.dtype)
+    turned: dict[str, Any] = {"interleaved": rows.interleaved, "part": rows.turned if rows.turned != rows.size else 0}
+    turned |= {"places": "listed" if rows.listed else "places"}
+    turns = (("turned", "query", rows.heads), ("turned_k", "k", rows.shared)) if rows.turned else ()
+    query = "query" if rows.turned else "turned"
+    parts = {"width": width, "shared_width": rows.shared * rows.size, "query": query}
+    text = _ROWS % {
+        "given": "packed" if rows.packed else "query, k, v",
+        "first": "packed" if rows.packed else "query",
+        "tables": (", cos, sin" if rows.turned else "") + (", listed" if rows.listed else ""),
+        "turned": "turned, " if rows.writes_queries else "",
+        "parts": _PACKED % parts if rows.packed else "",
+        "rotary": "\n    ".join(_TURNED % {**turned, "y": y, "x": x, "heads": heads} for y, x, heads in turns),
+        "k": "turned_k" if rows.turned else "k",
+        "shared": rows.shared,
+        "size": rows.size,
+        "type": kind.value,
+    }
+    graph = _parsed(text)
+    graph.opset_imports.update({"": opset, MICROSOFT: 1})
+    return ir.Function(DOMAIN, rows.op_type, graph=graph, attributes=[])
 
 
 # --- texts as nodes -----------------------------------------------------------------------------------------------------
@@ -345,8 +316,7 @@ def _spliced(
     """The results of a text whose nodes are put in front of `node`, with names of their own; constants become weights."""
     graph = node.graph
     assert isinstance(graph, ir.Graph)
-    head = f'<ir_version: 9, opset_import: ["" : {OLDEST}, "{MICROSOFT}" : 1]> part '
-    part = ir.from_proto(onnx.parser.parse_model(head + text)).graph
+    part = _parsed(text)
     for own, value in zip(part.inputs, given, strict=False):
         if value is not None:
             ir.convenience.replace_all_uses_with(own, value)
@@ -359,7 +329,7 @@ def _spliced(
     results = list(part.outputs)
     for v, tensor in zip(results, tensors, strict=True):
         if tensor is not None:
-            v.type, v.shape = ir.TensorType(tensor[0]), ir.Shape(list(tensor[1]))
+            _told(v, tensor)
     part.outputs.clear()
     for inner in list(part):
         part.remove(inner)
@@ -368,6 +338,17 @@ def _spliced(
         else:
             graph.insert_before(node, inner)
     return results
+
+
+def _parsed(text: str) -> ir.Graph:
+    head = f'<ir_version: 9, opset_import: ["" : {OLDEST}, "{MICROSOFT}" : 1]> part '
+    return ir.from_proto(onnx.parser.parse_model(head + text)).graph
+
+
+def _told(v: ir.Value, tensor: _Tensor) -> ir.Value:
+    """A value with what is known of it."""
+    v.type, v.shape = ir.TensorType(tensor[0]), ir.Shape(list(tensor[1]))
+    return v
 
 
 def _stored(graph: ir.Graph, v: ir.Value) -> None:

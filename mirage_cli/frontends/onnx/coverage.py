@@ -27,8 +27,8 @@ _APART = """\
 SkipLayerNormalization and SkipSimplifiedLayerNormalization (a sum and a normalisation), Attention (a product, a bias, a
 Split and MultiHeadAttention) and the bias of MultiHeadAttention are taken apart before a model is read: what is inside
 has to be a tensor to be stored between fragments. So is GroupQueryAttention behind a cache whose lengths are inputs: its
-RotaryEmbeddings, the writing of new keys and values into the cache, which stays in onnxruntime (ScatterND, in place where
-past and present are one buffer), and attention, which compares positions with integers that the model computes. It stays
+rotary embeddings and the writing of new keys and values into the cache, an operator of the library (in place where past
+and present are one buffer), and attention, which compares positions with integers that this operator tells. It stays
 as it is with a sink, a mask of its own, norms inside or a quantized cache.
 """
 

@@ -116,6 +116,17 @@ def _to_float(s: Any, static: Sequence[Any], x: Any) -> Number:
     return s.arithmetic.cast(x, "float")  # type: ignore[no-any-return]
 
 
+@instruction("whole_number")
+def _whole_number(s: Any, static: Sequence[Any], x: Any) -> Any:
+    """A number of positions: over residues one that all fields have."""
+    a = s.arithmetic.number(x).a
+    if s.arithmetic.residues:
+        a = np.where(2 * a > s.arithmetic.modulus, a - s.arithmetic.modulus, a)
+    if not (a == a[:1]).all() or (a != np.rint(a)).any():
+        raise Fault("a number of positions is no whole number")
+    return np.broadcast_to(a[0], (s.count,)).astype(np.int64)
+
+
 def _packed_number(s: Any, static: Sequence[Any], of: Pointer, at: Any) -> Number:
     """Number `at` of those that share bytes: stored tensors have an element for each."""
     return Number(s.load(of, at))

@@ -22,6 +22,11 @@ MIRAGE_DEVICE float to_float(int8_t x) { return static_cast<float>(x); }
 MIRAGE_DEVICE float to_float(uint32_t x) { return static_cast<float>(x); }
 MIRAGE_DEVICE float to_float(uint16_t x) { return static_cast<float>(x); }
 MIRAGE_DEVICE float to_float(uint8_t x) { return static_cast<float>(x); }
+// an integer of a tensor as a number of positions: what is far beyond any of them stays so
+MIRAGE_DEVICE int whole_number(int64_t x) {
+    const int64_t most = 1 << 29;
+    return static_cast<int>(x > most ? most : x < -most ? -most : x);
+}
 // number `at` of those that share bytes, the first one in the low bits
 template <int BITS, bool SIGNED>
 MIRAGE_DEVICE float packed_number(const uint8_t* from, int64_t at) {

@@ -320,6 +320,10 @@ private:
         if (!solve(*op, shapes, symbols, &message) || !check(*op, shapes, symbols, &message)) {
             return error(ort::invalid_argument, "%s", message.text);
         }
+        if (op->room.input >= 0) {
+            const int64_t least = symbols[op->room.least], number = *static_cast<const int32_t*>(in[op->room.input]);
+            symbols[op->room.symbol] = number > least ? number : least;
+        }
         for (int i = 0; i < op->output_count; ++i) {
             const Tensor& tensor = op->outputs[i];
             int64_t dims[max_rank];
@@ -351,7 +355,7 @@ private:
         void* pointer = nullptr;
         MIRAGE_TRY(ort::GetTensorMutableData::call(api, const_cast<ort::Value*>(value), &pointer));
         *data = pointer;
-        return check_alignment(pointer, "input", op->inputs[index]);
+        return index == op->room.input ? nullptr : check_alignment(pointer, "input", op->inputs[index]);
     }
 
     // CUDA kernels copy 16 bytes at a time; only views that a user binds can begin elsewhere.
@@ -451,6 +455,10 @@ inline ort::Status* infer_output_shapes(const ort::CustomOp* custom, ort::ShapeC
     const char* names[max_symbols];
     for (int s = 0; s < op.symbol_count; ++s) {
         const Recovery& step = op.recoveries[s];
+        if (step.symbol == op.room.symbol) {
+            names[step.symbol] = "";
+            continue;
+        }
         const Extent& extent = op.inputs[step.input].dims[step.dim];
         names[step.symbol] = extent.factor == 1 && extent.count == 1 ? input_names[step.input][step.dim] : "";
     }
@@ -476,7 +484,9 @@ constexpr CustomOp custom_op(const Operator& op, bool cuda) {
     result.destroy_kernel = Kernel::destroy;
     result.input_characteristic = [](const Self*, size_t) { return 0; };   // required
     result.output_characteristic = [](const Self*, size_t) { return 0; };  // required
-    result.input_memory_type = [](const Self*, size_t) { return 0; };      // the provider's
+    result.input_memory_type = [](const Self* self, size_t i) {  // the host's (OrtMemTypeCPUInput) or the provider's
+        return int(i) == described(self).room.input ? -2 : 0;
+    };
     result.variadic_input_min_arity = [](const Self*) { return 0; };
     result.variadic_input_homogeneity = [](const Self*) { return 1; };
     result.variadic_output_min_arity = [](const Self*) { return 0; };

@@ -41,13 +41,19 @@ struct Recovery {
     int symbol, input, dim;
 };
 
+// Symbol `symbol` is the number in input `input`, which lies in the host's memory, or symbol `least` where that is more.
+struct Room {
+    int symbol, least, input;  // -1: there is none
+};
+
 struct Operator {
     const char* name;
     int input_count, output_count, symbol_count;
     const Tensor* inputs;
     const Tensor* outputs;
     const char* const* symbols;
-    const Recovery* recoveries;  // one for each symbol, in an order in which they can be computed
+    const Recovery* recoveries;  // one for each symbol, in an order in which they can be computed; nothing for that of `room`
+    Room room;
     CpuKernel* cpu;  // its inputs have the packed forms of weights behind them
     WorkspaceSize* cpu_workspace;
     const mirage_packing* (*packings)();  // nullptr: no weights that may be packed
@@ -144,6 +150,7 @@ inline bool solve(const Operator& op, const Shape* shapes, int64_t* symbols, Mes
     for (int s = 0; s < op.symbol_count; ++s) symbols[s] = -1;
     for (int s = 0; s < op.symbol_count; ++s) {
         const Recovery& step = op.recoveries[s];
+        if (step.symbol == op.room.symbol) continue;
         const int64_t found = shapes[step.input].dims[step.dim];
         int64_t rest = 0;
         const Known known = evaluate(op.inputs[step.input].dims[step.dim], symbols, step.symbol, &rest);

@@ -99,6 +99,12 @@ MIRAGE_INLINE float to_float(uint32_t x) { return static_cast<float>(x); }
 MIRAGE_INLINE float to_float(uint16_t x) { return static_cast<float>(x); }
 MIRAGE_INLINE float to_float(uint8_t x) { return static_cast<float>(x); }
 
+// an integer of a tensor as a number of positions: what is far beyond any of them stays so
+MIRAGE_INLINE int whole_number(int64_t x) {
+    const int64_t most = 1 << 29;
+    return static_cast<int>(x > most ? most : x < -most ? -most : x);
+}
+
 // put(to, x): x rounded to the element type of `to`
 template <class T>
 MIRAGE_INLINE void put(T& to, float x) {

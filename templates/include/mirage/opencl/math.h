@@ -27,6 +27,12 @@ typedef ushort bfloat_bits ELEMENT;
 typedef uchar e4m3 ELEMENT;
 typedef uchar e5m2 ELEMENT;
 
+// an integer of a tensor as a number of positions: what is far beyond any of them stays so
+int whole_number(long x) {
+    const long most = 1 << 29;
+    return (int)(x > most ? most : x < -most ? -most : x);
+}
+
 #define float_of_plain(x) ((float)(x))
 // Bytes lie between: they may be read and written as numbers of another type.
 float float_of_half(half_bits x) {

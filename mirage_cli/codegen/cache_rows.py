@@ -1,0 +1,83 @@
+"""The operator that brings new rows of attention into their caches: the one kernel that is not searched, since it moves data
+where numbers in memory say. Its sources are `templates/include/mirage/cache_rows.h`, for sizes that its name tells."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+
+from mirage_cli.codegen import render
+
+DOMAIN = "mirage"  #: of operators that a library of ours has
+UNIT = 8  #: heads have multiples of so many numbers
+_NAME = "cache_rows_"
+_TYPES = {"f16": ("half", "__half"), "bf16": ("bfloat", "__nv_bfloat16"), "f32": ("float", "float")}
+_LETTERS = "hkdtipln"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRows:
+    """Queries [batch, new, heads * size], keys and values [batch, new, shared * size] of a `dtype`, or all in one (`packed`),
+    of which the first `turned` numbers of a head are turned (0: none), as neighbours (`interleaved`) or halves, by angles of
+    positions that are `listed` or follow what is filled.
+
+    Its results are the queries, where they are packed or turned, both caches, and for each sequence how many positions were
+    filled before and which is the last one."""
+
+    dtype: str
+    heads: int
+    shared: int
+    size: int
+    turned: int = 0
+    interleaved: bool = False
+    packed: bool = False
+    listed: bool = False
+    lengths: int = 1  #: dimensions, the others than the first have one position
+    whole: int = 0  #: likewise, of one position each
+
+    @property
+    def problem(self) -> str:
+        """Why there is no such kernel, or nothing."""
+        if self.dtype not in _TYPES:
+            return f"caches of {self.dtype}"
+        if self.size % UNIT or self.turned % 2 or not 0 <= self.turned <= self.size:
+            return f"heads of {self.size} numbers, of which {self.turned} are turned"
+        return ""
+
+    @property
+    def writes_queries(self) -> bool:
+        """True if queries are among the results."""
+        return self.packed or self.turned > 0
+
+    @property
+    def id(self) -> str:
+        """The identifier of its kernels: its fields."""
+        own = (self.heads, self.shared, self.size, self.turned, self.interleaved, self.packed, self.listed)
+        told = "".join(f"{c}{int(n)}" for c, n in zip(_LETTERS, own, strict=False))
+        return f"{self.dtype}{told}n{self.lengths}w{self.whole}"
+
+    @property
+    def op_type(self) -> str:
+        """The operator's name in the patched model."""
+        return f"{_NAME}{self.id}"
+
+    def texts(self) -> tuple[str, str]:
+        """The sources for CPUs and for CUDA."""
+        numbers = [self.heads, self.shared, self.size, self.turned]
+        told = [*map(str, numbers), *(str(x).lower() for x in (self.interleaved, self.packed, self.listed))]
+        return tuple(  # type: ignore[return-value]
+            render.render(f"cache_rows.{suffix}.j2", id=self.id, type=type_, numbers=told)
+            for suffix, type_ in zip(("cpp", "cu"), _TYPES[self.dtype], strict=True)
+        )
+
+
+def named(op_type: str) -> CacheRows | None:
+    """The operator with a name; None for names of others."""
+    numbers = "".join(rf"{c}(\d+)" for c in "hkdtiplnw")
+    found = re.fullmatch(rf"{_NAME}(b?f\d+){numbers}", op_type)
+    if found is None:
+        return None
+    kinds = [f.type for f in fields(CacheRows)]
+    own = [bool(int(n)) if kind == "bool" else int(n) for n, kind in zip(found.groups()[1:], kinds[1:], strict=True)]
+    rows = CacheRows(found[1], *own)  # type: ignore[arg-type]
+    return rows if not rows.problem and rows.op_type == op_type else None

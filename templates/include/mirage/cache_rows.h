@@ -1,0 +1,110 @@
+// New keys and values of attention put into their caches behind what is there, queries and keys turned by rotary embeddings on
+// the way: what threads of a CPU and of a GPU do, row by row. Includers define MIRAGE_DEVICE, `to_float` and `put` before.
+//
+// Lengths are numbers in memory, so a graph of CUDA that was captured once serves every step. A past cache that is the present
+// one is written where it lies; else what is filled is copied, and what is behind the new rows becomes 0.
+#ifndef MIRAGE_CACHE_ROWS_H
+#define MIRAGE_CACHE_ROWS_H
+
+#include "mirage/entry.h"
+
+namespace mirage {
+inline namespace MIRAGE_ISA {
+
+// T: element; SIZE numbers of a head, the first TURNED of which are turned (0: none), as neighbours (INTERLEAVED) or halves;
+// PACKED: queries, keys and values in one tensor; LISTED: positions are listed and not counted from what is filled.
+template <class T_, int HEADS_, int SHARED_, int SIZE_, int TURNED_, bool INTERLEAVED, bool PACKED, bool LISTED>
+struct CacheRows {
+    using T = T_;
+    static constexpr int HEADS = HEADS_, SHARED = SHARED_, SIZE = SIZE_, TURNED = TURNED_, PAIRS = SIZE / 2;
+    static constexpr int QUERIES = PACKED || TURNED > 0 ? HEADS : 0;  // that are written
+    static constexpr int ROWS = QUERIES + 2 * SHARED;                  // of a new position
+    const T* given[3];
+    const T* past[2];
+    const int32_t* lengths;
+    const T *cos, *sin;
+    const int64_t* listed;
+    T* turned;
+    T* present[2];
+    int64_t *before, *last;
+    int64_t batch, count, filled_room, room, table;
+
+    // `extents`: batch, new positions, positions of the past and of the present caches, of the tables
+    static CacheRows of(const void* const* in, void* const* out, const int64_t* extents) {
+        CacheRows r{};
+        int i = 0, o = 0;
+        for (int k = 0; k < (PACKED ? 1 : 3); ++k) r.given[k] = static_cast<const T*>(in[i++]);
+        for (int k = 0; k < 2; ++k) r.past[k] = static_cast<const T*>(in[i++]);
+        r.lengths = static_cast<const int32_t*>(in[i++]);
+        ++i;  // the whole length, which the size of the present caches has
+        if (TURNED > 0) r.cos = static_cast<const T*>(in[i++]), r.sin = static_cast<const T*>(in[i++]);
+        if (LISTED) r.listed = static_cast<const int64_t*>(in[i++]);
+        if (QUERIES > 0) r.turned = static_cast<T*>(out[o++]);
+        for (int k = 0; k < 2; ++k) r.present[k] = static_cast<T*>(out[o++]);
+        r.before = static_cast<int64_t*>(out[o++]), r.last = static_cast<int64_t*>(out[o++]);
+        r.batch = extents[0], r.count = extents[1], r.filled_room = extents[2], r.room = extents[3];
+        r.table = TURNED > 0 ? extents[4] : 0;
+        return r;
+    }
+
+    MIRAGE_DEVICE int64_t rows() const { return batch * count * ROWS; }
+    MIRAGE_DEVICE int64_t old_rows() const { return past[0] == present[0] && past[1] == present[1] ? 0 : 2 * batch * SHARED * room; }
+    MIRAGE_DEVICE int64_t filled(int64_t b) const {
+        const int64_t n = static_cast<int64_t>(lengths[b]) + 1 - count;
+        return n > 0 ? n : 0;
+    }
+
+    struct Row {
+        const T* from;
+        T* to;      // nullptr: nowhere
+        int64_t at;  // of the tables; below 0: as it is
+    };
+
+    MIRAGE_DEVICE Row row(int64_t number) const {
+        const int head = static_cast<int>(number % ROWS) + (HEADS - QUERIES);
+        const int64_t token = number / ROWS, b = token / count, start = filled(b), place = start + token % count;
+        if (number % ROWS == 0 && token % count == 0) before[b] = start, last[b] = lengths[b];
+        const int part = head < HEADS ? 0 : head < HEADS + SHARED ? 1 : 2, own = head - (part > 0 ? HEADS : 0) - (part > 1 ? SHARED : 0);
+        Row r = {PACKED ? given[0] + (token * (HEADS + 2 * SHARED) + head) * SIZE
+                        : given[part] + (token * (part == 0 ? HEADS : SHARED) + own) * SIZE,
+                 nullptr, -1};
+        if (part == 0) r.to = turned + (token * HEADS + own) * SIZE;
+        else if (place < room) r.to = present[part - 1] + ((b * SHARED + own) * room + place) * SIZE;
+        if (TURNED > 0 && part < 2) {
+            const int64_t at = LISTED ? listed[token] : place;
+            r.at = at < 0 ? 0 : at < table ? at : table - 1;
+        }
+        return r;
+    }
+
+    MIRAGE_DEVICE void pair(const Row& r, int j) const {
+        if (r.at >= 0 && j < TURNED / 2) {
+            const int x = INTERLEAVED ? 2 * j : j, y = INTERLEAVED ? 2 * j + 1 : j + TURNED / 2;
+            const float c = to_float(cos[r.at * (TURNED / 2) + j]), s = to_float(sin[r.at * (TURNED / 2) + j]);
+            const float a = to_float(r.from[x]), b = to_float(r.from[y]);
+            put(r.to[x], a * c - b * s);
+            put(r.to[y], a * s + b * c);
+        } else {
+            r.to[2 * j] = r.from[2 * j], r.to[2 * j + 1] = r.from[2 * j + 1];
+        }
+    }
+
+    // A row of a present cache that is not new.
+    struct Old {
+        const T* from;  // nullptr: zeros
+        T* to;          // nullptr: it stays
+    };
+
+    MIRAGE_DEVICE Old old_row(int64_t number) const {
+        const int64_t place = number % room, head = number / room % (batch * SHARED), k = number / room / (batch * SHARED);
+        const int64_t start = filled(head / SHARED);
+        if (past[k] == present[k] || (place >= start && place < start + count)) return {nullptr, nullptr};
+        T* const to = present[k] + (head * room + place) * SIZE;
+        return {place < start && place < filled_room ? past[k] + (head * filled_room + place) * SIZE : nullptr, to};
+    }
+};
+
+}  // namespace MIRAGE_ISA
+}  // namespace mirage
+
+#endif  // MIRAGE_CACHE_ROWS_H

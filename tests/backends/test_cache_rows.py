@@ -1,0 +1,169 @@
+"""New rows of caches: the kernel says what its function in standard operators says, in place and apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from numpy.typing import NDArray
+from onnx import helper
+
+from mirage_cli.backends import cache_rows
+from mirage_cli.backends.library import build_library
+from mirage_cli.backends.toolchain import Toolchain
+from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows, named
+from mirage_cli.frontends.onnx.cached_attention import rows_function
+from mirage_cli.runtime import sessions
+
+FORMS = {
+    "plain": CacheRows("f32", 4, 2, 16),
+    "halves": CacheRows("f32", 4, 2, 16, turned=16),
+    "neighbours of a part, listed": CacheRows("f32", 4, 2, 16, turned=8, interleaved=True, listed=True),
+    "packed, without angles": CacheRows("f32", 3, 1, 8, packed=True, lengths=2, whole=1),
+    "packed": CacheRows("f32", 4, 4, 8, turned=8, packed=True, lengths=2),
+    "float16": CacheRows("f16", 4, 2, 16, turned=16, packed=True),
+}
+#: new positions, filled ones of each sequence with them, the whole length
+RUNS = {
+    "prompt": (5, [5, 3], 5),
+    "step": (1, [7, 4], 7),
+    "one": (1, [1, 1], 1),
+    "more": (3, [8], 8),
+    "none": (2, [0], 2),
+}
+TABLE = 16
+_TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64}
+
+
+def model(rows: CacheRows) -> onnx.ModelProto:
+    """A model of the one operator, with its function."""
+    spec = cache_rows.spec(rows, cuda=False)
+
+    def values(tensors: Any) -> list[onnx.ValueInfoProto]:
+        return [
+            helper.make_tensor_value_info(
+                t.name,
+                helper.np_dtype_to_tensor_dtype(np.dtype(_TYPES[t.dtype.name])),
+                [d if isinstance(d, int) else str(d) for d in t.dims],
+            )
+            for t in tensors
+        ]
+
+    node = helper.make_node(rows.op_type, [t.name for t in spec.inputs], [t.name for t in spec.outputs], domain=DOMAIN)
+    graph = helper.make_graph([node], "g", values(spec.inputs), values(spec.outputs))
+    versions = [helper.make_opsetid(d, v) for d, v in (("", 18), (DOMAIN, 1), ("com.microsoft", 1))]
+    return helper.make_model(
+        graph, functions=[ir.to_proto(rows_function(rows, 18))], opset_imports=versions, ir_version=9
+    )
+
+
+def arrays(rows: CacheRows, new: int, ends: list[int], whole: int, room: int) -> dict[str, NDArray[Any]]:
+    """Inputs: past caches of so many positions hold anything behind what is filled."""
+    rng = np.random.default_rng(new)
+    sizes = {"batch": len(ends), "new": new, "past": room, "table": TABLE}
+    found: dict[str, NDArray[Any]] = {}
+    for t in cache_rows.spec(rows, cuda=False).inputs:
+        dims = [d if isinstance(d, int) else sizes[str(d)] for d in t.dims]
+        found[t.name] = rng.standard_normal(dims).astype(_TYPES[t.dtype.name])
+    for name in ("past_key", "past_value"):
+        for row, end in enumerate(ends):
+            found[name][row, :, max(end - new, 0) :] = np.nan
+    found["lengths"] = (np.array(ends, np.int32) - 1).reshape(found["lengths"].shape)
+    found["whole"] = np.full(found["whole"].shape, whole, np.int32)
+    if rows.listed:
+        found["positions"] = rng.integers(0, TABLE, (len(ends), new))
+    return found
+
+
+def bound(session: Any, given: dict[str, NDArray[Any]], shared: bool) -> dict[str, NDArray[Any]]:
+    """The results of a run; with `shared` its caches are written where they lie."""
+    import onnxruntime as ort
+
+    if not shared:
+        return dict(sessions.run(session, given))
+    binding, caches = session.io_binding(), {n: given[f"past_{n}"].copy() for n in ("key", "value")}
+    for name, a in given.items():
+        if not name.startswith("past"):
+            binding.bind_cpu_input(name, a)
+    for name, a in caches.items():
+        value = ort.OrtValue.ortvalue_from_numpy(a)  # of the same memory
+        binding.bind_ortvalue_input(f"past_{name}", value)
+        binding.bind_ortvalue_output(f"present_{name}", value)
+    others = [o.name for o in session.get_outputs() if not o.name.startswith("present")]
+    for name in others:
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    results = binding.get_outputs()[len(caches) :]
+    return {n: v.numpy() for n, v in zip(others, results, strict=True)} | {f"present_{n}": a for n, a in caches.items()}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory, cxx: Toolchain) -> Path:
+    """A library of all forms."""
+    specs = [cache_rows.spec(r, cuda=False) for r in FORMS.values()]
+    sources = {r.id: cache_rows.source(r, cuda=False) for r in FORMS.values()}
+    built = build_library(specs, sources, tmp_path_factory.mktemp("rows"), cxx)
+    assert built.library is not None, built.failed
+    return built.library
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_kernel_says_what_its_function_says(form: str, library: Path) -> None:
+    rows = FORMS[form]
+    told = model(rows).SerializeToString()
+    ours, theirs = sessions.session(told, library=library), sessions.session(told)
+    close = partial(
+        np.testing.assert_allclose,
+        **({"rtol": 1e-6, "atol": 1e-6} if rows.dtype == "f32" else {"rtol": 2e-3, "atol": 2e-3}),
+    )
+    for new, ends, whole in RUNS.values():
+        for room, shared in ((max(whole - new, 0), False), (whole + 3, False), (whole + 3, True)):
+            given = arrays(rows, new, ends, whole, room)
+            own, wanted = bound(ours, given, shared), dict(sessions.run(theirs, given))
+            assert own.keys() == wanted.keys()
+            for name in own.keys() - {"present_key", "present_value"}:
+                close(own[name], wanted[name])
+            for name in ("present_key", "present_value"):
+                assert own[name].shape == wanted[name].shape
+                for row, end in enumerate(ends):
+                    last = max(end, new)
+                    close(own[name][row, :, :last], wanted[name][row, :, :last])
+                    if shared:  # nothing is written behind the new rows
+                        past = given[name.replace("present", "past")][row, :, last:]
+                        np.testing.assert_array_equal(own[name][row, :, last:], past)
+                    else:
+                        assert (own[name][row, :, last:] == 0).all()
+
+
+def test_lengths_that_no_cache_has_room_for_write_nothing_else(library: Path) -> None:
+    rows = FORMS["halves"]
+    session = sessions.session(model(rows).SerializeToString(), library=library)
+    given = arrays(rows, 2, [900, -7], 6, 6)
+    own = bound(session, given, shared=True)
+    np.testing.assert_array_equal(own["before"], [898, 0])
+    np.testing.assert_array_equal(own["present_key"][0], given["past_key"][0])
+
+
+def test_a_name_tells_all() -> None:
+    for rows in FORMS.values():
+        assert named(rows.op_type) == rows
+    assert named("attention_0123456789abcdef") is None
+    assert named(FORMS["plain"].op_type.replace("i0", "i2")) is None
+    assert named(replace(FORMS["plain"], size=12).op_type) is None
+    assert "heads of 12" in replace(FORMS["plain"], size=12).problem
+
+
+@pytest.mark.nvcc
+def test_it_compiles_for_gpus(tmp_path: Path, with_nvcc: Toolchain) -> None:
+    several = [FORMS["float16"], CacheRows("bf16", 8, 2, 128, 64, True, False, True, 2, 1)]
+    specs, sources = (
+        [cache_rows.spec(r, cuda=True) for r in several],
+        {r.id: cache_rows.source(r, True) for r in several},
+    )
+    assert not build_library(specs, sources, tmp_path, with_nvcc).failed
