@@ -329,7 +329,7 @@ def _at_steps(plan: TargetPlan, program: Program, target: Target, options: PlanO
     """A plan of what a library has as one operator with a cache, with the times of a decoder's steps, of which there are more
     than prompts."""
     sizes = ranges.step(program.symbols, dict(options.ranges))
-    taken: ranges.Scheduled = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
+    taken: Way = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
     us = ranges.time(taken, target, sizes)
     return replace(plan, predicted_us=us, original_us=original_us(program, FUSED, target, sizes))
 
