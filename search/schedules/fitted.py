@@ -134,6 +134,7 @@ class Warpgroup:
     """The section `warpgroup`: the engine `warpgroup`."""
 
     share: float  #: of the target's matrix rate that products of loaded tiles reach where nothing else bounds them
+    deep_share: float  #: of that, where a consumer holds more than 64 rows
     latency_us: float  #: microseconds from the request for a tile until it is there
     copied: float  #: bytes in a microsecond that a multiprocessor is brought at most, all of them together
     together: float  #: exponent with which what bounds such products adds up

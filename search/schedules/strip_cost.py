@@ -356,7 +356,7 @@ class Shape:
         """Elementwise operations of a lane in an iteration, each times its price; an element of a tile that is computed of
         tiles counts as many as its price says."""
         made, total = self.r.made, 0.0
-        operands = {i for o in products(self.g) for i in o.inputs}
+        operands = {i for o in products(self.g) for i in o.inputs} - self.r.packed.keys()
         for o in self.g.ops:
             own = self.axes[o.name]
             n = self.rows(own) * self.cols(own) / 32 / self.members / self.across

@@ -364,7 +364,8 @@ class WarpgroupModel(Model):
         and what is computed for them, requests of a ring that is short, bytes that a multiprocessor is brought, memory."""
         lefts = {left for c in self.contractions if self.ops[left := self.left(c)].op != "load"}
         computed = sum(self.elements(self.axes[left] - self.batch, s) for left in lefts) / (s.warps // 4 - 1)
-        own = self.products_us(s) + self.c.computed_us * computed / 4096
+        deep = self.size(self.rows, s) > GROUP_ROWS * (s.warps // 4 - 1)
+        own = self.products_us(s) / (self.c.deep_share if deep else 1.0) + self.c.computed_us * computed / 4096
         bounds = (own, self.c.latency_us / (s.stages - 1), self.moved(s) / self.c.copied)
         longer = turns * (1 + self.c.outside * self.outside(s))
         sums = math.fsum((longer * b) ** self.c.together for b in bounds) + memory**self.c.together
