@@ -484,8 +484,7 @@ class _Partitioner(Facts):
     def make(self, ends: Sequence[int], boundary: list[int]) -> LaxFragment:
         if any(end not in self.names for end in ends):
             raise Refused("its result is no tensor of the model")
-        unnamed = [v for v in boundary if v not in self.names]
-        if unnamed:
+        if any(v not in self.names for v in boundary):
             raise Refused("it reads a value that is no tensor of the model")
         steps = self.graph.cone(ends, boundary)
         begin = set(boundary)

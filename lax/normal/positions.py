@@ -53,6 +53,7 @@ def _positions(p: Program, n: Node, reads: dict[str, Input]) -> Iterator[tuple[s
                 or axis in (*n.over, *p.axes_of(other))
                 or not isinstance(extent, int)
                 or extent != p.extent(axis)
+                or extent > len(p.nodes)  # a product for each position
             ):
                 continue
             fixed = [(*access[:k], Slot(None, extent, at), *access[k + 1 :]) for at in range(extent)]

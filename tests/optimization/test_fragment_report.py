@@ -53,7 +53,7 @@ def test_schedules_tell_what_kernels_ask_for(planned: FragmentPlan) -> None:
         assert f"{s['shared_bytes']}" in p.text
 
 
-@pytest.mark.parametrize(("name", "weights"), [("rmsnorm_linear_fp32", 0), ("llama_fp32", 16)])
+@pytest.mark.parametrize(("name", "weights"), [("rmsnorm_linear_fp32", 0), ("llama_fp32", 15)])
 def test_the_original_nodes_of_an_output_folder(optimized: Optimized, name: str, weights: int) -> None:
     found = json.loads((optimized(name) / "report.json").read_text())
     assert sum(t["weight"] for f in found["fragments"] for t in f["original"]["inputs"]) == weights

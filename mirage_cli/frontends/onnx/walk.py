@@ -31,6 +31,7 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Dims, Graph, Tensor, UnequalExtents, exact
 
 COUNTED = 2**16  #: elements of a constant up to which it may be positions
+COMPARED = 2**23  #: and up to which it may be a comparison of positions: a larger one is a weight
 FRONT = 2**12  #: elements that tell whether the others are looked at
 _ONNX_TYPES = {ours: theirs.value for theirs, ours in ELEMENT_TYPES.items()}
 _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
@@ -180,7 +181,7 @@ class _Walk:
         if dtype is None:
             raise Refused(f"constant {name!r} has element type {stored.dtype.name.lower()}, which is not read")
         dims = tuple(int(d) for d in stored.shape.numpy())
-        if 0 < stored.size <= COUNTED or (stored.size and dtype.per_byte == 1):
+        if 0 < stored.size <= (COMPARED if dtype.per_byte == 1 else COUNTED):
             elements = stored.numpy()
             front = elements.reshape(-1)[:FRONT]
             others = front[front != front[0]]
