@@ -211,7 +211,7 @@ def merge(paths: Sequence[Path]) -> None:
     for target in sorted({t["target"] for t in told}):
         table = TABLES / f"{target}.json"
         new = {r.key: r for r in (Row(**t["row"]) for t in told if t["target"] == target)}
-        old = [r for r in tuned.shipped(target).values() if r.key not in new]
+        old = [r for r in tuned.read(table.read_text(encoding="utf-8")) if r.key not in new] if table.exists() else []
         tuned.write(table, [*old, *new.values()])
         print(f"{table}: {len(old)} rows were there, {len(new)} are new")
 
