@@ -283,24 +283,24 @@ def _ranged(
         return True
 
     candidates = ranges.pool(program, target, searcher, given, first, fits)
+    at = ranges.points(program.symbols, given)
+    times = ranges.times(candidates, target, at)
     plans: dict[int, TargetPlan] = {0: own}
     while True:
-        leaves = ranges.leaves(program, target, candidates, given)
+        leaves = ranges.leaves(program, times, target, at)
         new = [leaf.candidate for leaf in leaves if leaf.candidate not in plans]
         if not new:
             break
         try:
             plans[new[0]] = planned(identifier, program, candidates[new[0]], target, operators, options)
         except (Refused, InvalidGraph, CheckFailed):
-            del candidates[new[0]]
+            del candidates[new[0]], times[new[0]]
             plans = {k - (k > new[0]): p for k, p in plans.items()}
     *rest, usual = leaves
     main = plans[usual.candidate]
     if main is not own:
         # it was found at other sizes, and its time is to be compared with the original's at typical ones
-        typical = ranges.points(program.symbols, given)[0]
-        us = ranges.time(candidates[usual.candidate], target, typical)
-        main = replace(main, predicted_us=us, floor_us=own.floor_us)
+        main = replace(main, predicted_us=times[usual.candidate][0], floor_us=own.floor_us)
     others = [(leaf.when, plans[leaf.candidate]) for leaf in rest if leaf.candidate != usual.candidate]
     return replace(main, others=tuple(Other(Alternative(when, p.graph, p.schedules), p.verdict) for when, p in others))
 

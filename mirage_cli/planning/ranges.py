@@ -130,11 +130,14 @@ def pool(
     return candidates
 
 
-def leaves(program: Program, target: Target, candidates: Sequence[Candidate], given: Mapping[str, Range]) -> list[Leaf]:
-    """Which candidate is taken for which sizes; the typical ones come last."""
-    at = points(program.symbols, given)
-    times = np.array([[time(c, target, p) for p in at] for c in candidates])
-    return divided(program, at, times, MOST[target.threaded], 0, LEAST_US[target.threaded])
+def leaves(program: Program, times: Sequence[Sequence[float]], target: Target, at: Sequence[Sizes]) -> list[Leaf]:
+    """Which candidate is taken for which sizes, by the time of each at `points`; the typical ones come last."""
+    return divided(program, at, np.array(times), MOST[target.threaded], 0, LEAST_US[target.threaded])
+
+
+def times(candidates: Sequence[Candidate], target: Target, at: Sequence[Sizes]) -> list[list[float]]:
+    """The `time` of each candidate at these sizes."""
+    return [[time(c, target, sizes) for sizes in at] for c in candidates]
 
 
 def time(way: Way, target: Target, sizes: Sizes) -> float:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -83,11 +84,15 @@ class BlockModel(Model):
             raise Refused("a block would hold an axis of unknown extent whole")
         if not batch_axes(program, graph) <= set(graph.grid):
             raise Refused("a batch of products that the grid does not split")
-        self.space = schedule_space(program, graph, target)
         self.model, self.target = CostModel(program, graph, target, sizes), target
 
-    def schedules(self) -> Iterator[Schedule]:
+    @cached_property
+    def space(self) -> Batch:
         """All schedules that are worth a prediction."""
+        return schedule_space(self.model.p, self.model.g, self.target)
+
+    def schedules(self) -> Iterator[Schedule]:
+        """The same, one by one."""
         return (self.space.at(n) for n in range(len(self.space.loop)))
 
     def predict(self, schedule: Schedule) -> Prediction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -108,9 +109,14 @@ def _candidates(p: plans.TargetPlan) -> list[Candidate]:
 def test_a_range_that_is_narrow_needs_one(fragment: Program, planned: plans.FragmentPlan) -> None:
     found = _candidates(planned.plans["cuda"])
     target = newest(CUDA.targets["cuda"])
-    (leaf,) = ranges.leaves(fragment, target, found, {"n": Range(1000, 1024, 1100)})
+
+    def leaves(given: Mapping[str, Range]) -> list[ranges.Leaf]:
+        at = ranges.points(fragment.symbols, given)
+        return ranges.leaves(fragment, ranges.times(found, target, at), target, at)
+
+    (leaf,) = leaves({"n": Range(1000, 1024, 1100)})
     assert (leaf.when, leaf.candidate) == ((), 0)
-    assert len(ranges.leaves(fragment, target, found, {})) == len(found)
+    assert len(leaves({})) == len(found)
 
 
 def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.FragmentPlan) -> None:
