@@ -24,8 +24,8 @@ test: $(STAMP) ## Run the whole test suite
 	$(PYTEST) -n auto --dist worksteal
 
 # What the extras bring: torch, onnxruntime-genai with the builder of its models, Dask, OpenCL on the processor, HIP's compiler.
-EXTRAS := tests/farm/test_farm.py 'tests/documents/test_how_to.py::test_a_page[farm]' tests/frontends/torchscript tests/python/test_torch.py tests/benchmark/test_program_peer.py tests/suite/test_cases.py \
-  tests/backends/test_kernel.py tests/runtime/test_genai.py tests/codegen/opencl/test_on_device.py tests/kernels/test_opencl.py tests/codegen/hip
+EXTRAS := tests/farm/test_farm.py 'tests/documents/test_how_to.py::test_a_page[farm]' tests/frontends/torchscript tests/python/test_torch.py tests/benchmark/test_program_peer.py tests/suite/test_cases.py::test_torch_computes_what_the_nodes_compute \
+  tests/backends/test_kernel.py::test_torch_on_the_host tests/runtime/test_genai.py tests/codegen/opencl/test_on_device.py tests/kernels/test_opencl.py tests/codegen/hip
 # The clang that compiles HIP, where there is none and packages may be installed.
 HIP_CLANG_PACKAGES := clang-19 clang-tools-19 lld-19 llvm-19
 

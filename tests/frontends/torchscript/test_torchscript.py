@@ -237,7 +237,7 @@ class Greedy(Module):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("module", "options", "error", "said"),
     [
-        (Endless, {"seconds": 20.0}, OutOfTime, "it took longer than 20 s while torch ran"),
+        (Endless, {"seconds": 10.0}, OutOfTime, "it took longer than 10 s while torch ran"),
         (Greedy, {"max_memory": 4 << 30}, ModelError, "does not run for inputs"),
     ],
 )
