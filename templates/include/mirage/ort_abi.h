@@ -87,6 +87,8 @@ using SetInferenceOutput = Function<270, Status*(const ShapeContext*, size_t ind
 using SetSymbolicDimensions = Function<271, Status*(TensorInfo*, const char* names[], size_t rank)>;
 using ParallelFor = Function<274, Status*(const KernelContext*, void (*task)(void*, size_t), size_t count,
                                           size_t batches, void* data)>;
+// From onnxruntime 1.24 on; the dimensions are the value's own.
+using GetShapeReference = Function<414, Status*(const Value*, int* element, const int64_t** dims, size_t* rank)>;
 
 // A custom operator as ONNX Runtime calls it: `OrtCustomOp` of version 17, member by member.
 struct CustomOp {

@@ -161,6 +161,15 @@ struct CustomOp : ort::CustomOp {
 
 inline const Operator& described(const ort::CustomOp* custom) { return *static_cast<const CustomOp*>(custom)->op; }
 
+// The newest table of functions that has `GetShapeReference`.
+inline std::atomic<const ort::Api*> api_with_references{nullptr};
+
+// A constant input.
+struct Held {
+    const void* data;
+    Shape shape;
+};
+
 // One node of a session.
 class Kernel {
 public:
@@ -172,6 +181,8 @@ public:
         kernel->api = api;
         kernel->op = self->op;
         kernel->cuda = self->cuda;
+        kernel->references = api == api_with_references.load(std::memory_order_acquire);
+        kernel->held = static_cast<Held*>(calloc(size_t(self->op->input_count) + 1, sizeof(Held)));
         size_t bytes = sizeof kernel->node;
         if (ort::Status* status = ort::GetNodeName::call(api, info, kernel->node, &bytes)) {
             ort::ReleaseStatus::call(api, status);  // too long a name: messages go without it
@@ -180,13 +191,21 @@ public:
 #if defined(MIRAGE_WITH_CUDA)
         if (kernel->cuda) keep_workspace_memory();
 #endif
-        if (!kernel->cuda && kernel->op->packings != nullptr) kernel->pack_weights(info);
+        ort::Status* status = nullptr;
+        if (kernel->held == nullptr) {
+            status = ort::CreateStatus::call(api, ort::fail, "mirage: out of memory");
+        } else if (!kernel->cuda) {
+            status = kernel->hold_constants(info);
+            kernel->pack_weights();
+        }
         *out = kernel;
-        return nullptr;
+        if (status != nullptr) destroy(kernel);
+        return status;
     }
 
     static void destroy(void* kernel) {
         static_cast<Kernel*>(kernel)->forget_packed();
+        free(static_cast<Kernel*>(kernel)->held);
         free(kernel);
     }
 
@@ -200,7 +219,7 @@ public:
         if (empty) return nullptr;
         const int64_t* symbols = self->op->symbol_count > 0 ? extents : nullptr;
         if (self->cuda) return self->run_cuda(context, in, out, symbols);
-        self->add_packed(in);
+        for (int i = 0; i < max_packings; ++i) in[self->op->input_count + i] = self->packed[i];
 #if defined(MIRAGE_WITH_OPENCL)
         const opencl::Device* const device = self->op->opencl != nullptr ? opencl::Device::get() : nullptr;
         if (device != nullptr) return self->run_opencl(*device, context, in, out, symbols);
@@ -212,9 +231,10 @@ private:
     const ort::Api* api;
     const Operator* op;
     bool cuda;
+    bool references;  // shapes can be read where they are
     char node[512];
-    void* packed[max_packings];              // nullptr: not packed
-    const void* packed_from[max_packings];  // what was packed
+    Held* held;                  // for each input; no data: it is asked for at every call
+    void* packed[max_packings];  // nullptr: not packed
 #if defined(MIRAGE_WITH_OPENCL)
     mutable opencl::Trial trial;
 
@@ -243,23 +263,30 @@ private:
     }
 #endif
 
-    // Packs the weights that stay as they are while the session lives. MIRAGE_PACK=0 in the environment leaves them: what is
-    // packed takes its memory a second time.
-    void pack_weights(const ort::KernelInfo* info) {
-        const char* wanted = getenv("MIRAGE_PACK");
-        if (wanted != nullptr && strcmp(wanted, "0") == 0) return;
-        const mirage_packing* p = op->packings();
-        for (int i = 0; i < max_packings && p[i].input >= 0; ++i) {
+    // Remembers where constant inputs lie and their shapes: a session's weights stay where they are.
+    ort::Status* hold_constants(const ort::KernelInfo* info) {
+        for (int i = 0; i < op->input_count; ++i) {
             const ort::Value* value = nullptr;
             int constant = 0;
-            void* data = nullptr;
-            ort::Status* status = ort::GetConstantInput::call(api, info, size_t(p[i].input), &constant, &value);
-            if (status == nullptr && constant != 0 && value != nullptr && holds(value, p[i].elements))
-                status = ort::GetTensorMutableData::call(api, const_cast<ort::Value*>(value), &data);
-            if (status != nullptr) ort::ReleaseStatus::call(api, status);
-            if (data == nullptr) continue;
-            packed_from[i] = data;
-            packed[i] = pack(p[i], data);
+            ort::Status* status = ort::GetConstantInput::call(api, info, size_t(i), &constant, &value);
+            if (status != nullptr) {
+                ort::ReleaseStatus::call(api, status);  // the input is no constant
+            } else if (constant != 0 && value != nullptr) {
+                MIRAGE_TRY(read_tensor(value, &held[i].data, &held[i].shape));
+            }
+        }
+        return nullptr;
+    }
+
+    // Packs constant weights. MIRAGE_PACK=0 in the environment leaves them: what is packed takes its memory a second time.
+    void pack_weights() {
+        const char* wanted = getenv("MIRAGE_PACK");
+        if (op->packings == nullptr || (wanted != nullptr && strcmp(wanted, "0") == 0)) return;
+        const mirage_packing* p = op->packings();
+        for (int i = 0; i < max_packings && p[i].input >= 0; ++i) {
+            const Held& weight = held[p[i].input];
+            if (weight.data == nullptr || elements(weight.shape) != p[i].elements) continue;
+            packed[i] = pack(p[i], weight.data);
             if (packed[i] != nullptr) packed_bytes += packed_size(p[i]);
         }
     }
@@ -268,34 +295,6 @@ private:
         for (int i = 0; i < max_packings; ++i) {
             if (packed[i] != nullptr) packed_bytes -= packed_size(op->packings()[i]);
             free(packed[i]);
-        }
-    }
-
-    // Whether a tensor has so many elements.
-    bool holds(const ort::Value* value, int64_t elements) const {
-        ort::TensorInfo* info = nullptr;
-        Shape shape;
-        ort::Status* status = ort::GetTensorInfo::call(api, value, &info);
-        if (status == nullptr) {
-            status = read_shape(api, info, &shape);
-            ort::ReleaseTensorInfo::call(api, info);
-        }
-        if (status != nullptr) {
-            ort::ReleaseStatus::call(api, status);
-            return false;
-        }
-        int64_t count = 1;
-        for (int d = 0; d < shape.rank; ++d) count *= shape.dims[d];
-        return count == elements;
-    }
-
-    // The packed forms behind the inputs, of weights that are still where they were.
-    void add_packed(const void** in) const {
-        const mirage_packing* const p = op->packings != nullptr ? op->packings() : nullptr;
-        bool more = p != nullptr;
-        for (int i = 0; i < max_packings; ++i) {
-            more = more && p[i].input >= 0;
-            in[op->input_count + i] = more && in[p[i].input] == packed_from[i] ? packed[i] : nullptr;
         }
     }
 
@@ -315,7 +314,11 @@ private:
     // Reads the inputs, solves and checks their shapes, allocates the outputs.
     ort::Status* bind(ort::KernelContext* context, const void** in, void** out, int64_t* symbols, bool* empty) const {
         Shape shapes[max_tensors];
-        for (int i = 0; i < op->input_count; ++i) MIRAGE_TRY(read_input(context, i, &in[i], &shapes[i]));
+        for (int i = 0; i < op->input_count; ++i) {
+            in[i] = held[i].data;
+            shapes[i] = held[i].shape;
+            if (in[i] == nullptr) MIRAGE_TRY(read_input(context, i, &in[i], &shapes[i]));
+        }
         Message message;
         if (!solve(*op, shapes, symbols, &message) || !check(*op, shapes, symbols, &message)) {
             return error(ort::invalid_argument, "%s", message.text);
@@ -347,15 +350,29 @@ private:
         const ort::Value* value = nullptr;
         MIRAGE_TRY(ort::GetInput::call(api, context, size_t(index), &value));
         if (value == nullptr) return error(ort::invalid_argument, "input %d is missing", index);
-        ort::TensorInfo* info = nullptr;
-        MIRAGE_TRY(ort::GetTensorInfo::call(api, value, &info));
-        ort::Status* status = read_shape(api, info, shape);
-        ort::ReleaseTensorInfo::call(api, info);
-        MIRAGE_TRY(status);
+        MIRAGE_TRY(read_tensor(value, data, shape));
+        return index == op->room.input ? nullptr : check_alignment(*data, "input", op->inputs[index]);
+    }
+
+    ort::Status* read_tensor(const ort::Value* value, const void** data, Shape* shape) const {
+        if (references) {
+            const int64_t* dims = nullptr;
+            size_t rank = 0;
+            int element = 0;
+            MIRAGE_TRY(ort::GetShapeReference::call(api, value, &element, &dims, &rank));
+            MIRAGE_TRY(set_rank(api, rank, shape));
+            for (size_t d = 0; d < rank; ++d) shape->dims[d] = dims[d];
+        } else {
+            ort::TensorInfo* info = nullptr;
+            MIRAGE_TRY(ort::GetTensorInfo::call(api, value, &info));
+            ort::Status* status = read_shape(api, info, shape);
+            ort::ReleaseTensorInfo::call(api, info);
+            MIRAGE_TRY(status);
+        }
         void* pointer = nullptr;
         MIRAGE_TRY(ort::GetTensorMutableData::call(api, const_cast<ort::Value*>(value), &pointer));
         *data = pointer;
-        return index == op->room.input ? nullptr : check_alignment(pointer, "input", op->inputs[index]);
+        return nullptr;
     }
 
     // CUDA kernels copy 16 bytes at a time; only views that a user binds can begin elsewhere.
@@ -511,6 +528,12 @@ inline ort::Status* make_domain(const ort::Api* api, const CustomOp* ops, size_t
     return nullptr;
 }
 
+// The second number of a version; 0 where there is none.
+inline int minor_version(const char* version) {
+    const char* const dot = strchr(version, '.');
+    return dot == nullptr ? 0 : atoi(dot + 1);
+}
+
 // The body of RegisterCustomOps. Several sessions share one domain; a process may hold two copies of ONNX Runtime.
 inline ort::Status* register_operators(ort::SessionOptions* options, const ort::ApiBase* base, const CustomOp* ops,
                                        size_t count) {
@@ -522,6 +545,7 @@ inline ort::Status* register_operators(ort::SessionOptions* options, const ort::
         return ort::CreateStatus::call(base->get_api(1), ort::fail, message.text);
     }
     current_api.store(api, std::memory_order_release);
+    if (minor_version(base->get_version()) >= 24) api_with_references.store(api, std::memory_order_release);
     Registration* known = shared.load(std::memory_order_acquire);
     if (known != nullptr && known->api == api) return ort::AddCustomOpDomain::call(api, options, known->domain);
     auto* made = static_cast<Registration*>(malloc(sizeof(Registration)));

@@ -68,6 +68,12 @@ struct Shape {
     int64_t dims[max_rank];  // -1: unknown
 };
 
+inline int64_t elements(const Shape& shape) {
+    int64_t count = 1;
+    for (int d = 0; d < shape.rank; ++d) count *= shape.dims[d];
+    return count;
+}
+
 // ---- messages ------------------------------------------------------------------------------------------------------
 
 // Text in a fixed buffer; what does not fit is cut off.
@@ -182,11 +188,16 @@ inline bool check(const Operator& op, const Shape* shapes, const int64_t* symbol
     return true;
 }
 
+inline ort::Status* set_rank(const ort::Api* api, size_t rank, Shape* shape) {
+    if (rank > max_rank) return ort::CreateStatus::call(api, ort::invalid_argument, "mirage: more than 16 dimensions");
+    shape->rank = int(rank);
+    return nullptr;
+}
+
 inline ort::Status* read_shape(const ort::Api* api, const ort::TensorInfo* info, Shape* shape) {
     size_t rank = 0;
     MIRAGE_TRY(ort::GetDimensionCount::call(api, info, &rank));
-    if (rank > max_rank) return ort::CreateStatus::call(api, ort::invalid_argument, "mirage: more than 16 dimensions");
-    shape->rank = int(rank);
+    MIRAGE_TRY(set_rank(api, rank, shape));
     return ort::GetDimensions::call(api, info, shape->dims, rank);
 }
 
