@@ -49,7 +49,7 @@ ROUNDS = 300
 ORIGINALS = ("kernel_us", *(f.name for f in dataclasses.fields(Cpu) if f.name.startswith("library_")))
 OURS = (
     *("launch_us", "streamed_rate", "streamed_half", "packed_rate", "packed_half"),
-    *("panel_rate", "panel_half", "row_flops", "overlap"),
+    *("large_pages", "panel_rate", "panel_half", "row_flops", "overlap"),
 )
 SHARES = ("overlap", "streamed_rate", "packed_rate", "panel_rate")  #: constants that are at most one
 

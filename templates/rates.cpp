@@ -1,6 +1,7 @@
 // The rates of this machine's cores. Arguments: threads, and bytes of an array that no cache holds. Prints, per second: the
-// multiply-adds of one core, times two, those of all at once, and the bytes that all read of memory.
+// multiply-adds of one core, times two, those of all at once, and the bytes that all read of memory in small and in large pages.
 #include <pthread.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include <atomic>
@@ -93,15 +94,25 @@ static double fastest(int count) {
   return best;
 }
 
+// Bytes a second that all threads read of an array for which the system is given `advice` on pages.
+static double reading(int advice) {
+  constexpr long large = 2 << 20;
+  char* const all = static_cast<char*>(aligned_alloc(large, (share * threads / large + 1) * large));
+  if (!all) exit(1);
+  madvise(all, (share * threads / large + 1) * large, advice);
+  memory = all;
+  fastest<write>(threads);
+  const double rate = double(share) * threads / fastest<read>(threads);
+  free(all);
+  return rate;
+}
+
 int main(int, char** arguments) {
   threads = atoi(arguments[1]);
   if (threads < 1 || threads > MOST) return 1;
   share = atol(arguments[2]) / threads / 4096 * 4096;
-  memory = static_cast<char*>(aligned_alloc(4096, share * threads));
-  if (!memory) return 1;
   const double flops = 2.0 * STEPS * SUMS * (BYTES / 4);
-  fastest<write>(threads);
   const double one = flops / fastest<multiply>(1), all = threads * flops / fastest<multiply>(threads);
-  printf("%.6g %.6g %.6g\n", one, all, double(share) * threads / fastest<read>(threads));
+  printf("%.6g %.6g %.6g %.6g\n", one, all, reading(MADV_NOHUGEPAGE), reading(MADV_HUGEPAGE));
   return 0;
 }

@@ -45,6 +45,7 @@ class Rates:
     one_core: A[float, says("Multiply-adds of float32 a second, times two, of one core alone.")]
     all_cores: A[float, says("The same of all cores at once.")]
     bandwidth: A[float, says("Bytes a second that all cores read of memory.")]
+    large_pages: A[float, says("The same of memory in large pages, in which sessions pack weights.")]
     library: A[float, says("Multiply-adds a second, times two, of products of 128 rows in onnxruntime.")]
     library_bandwidth: A[float, says("Bytes of weights a second that its products of one row read.")]
     operator_us: A[float, says("Microseconds of an operator of onnxruntime with next to nothing to do.")]
@@ -53,10 +54,11 @@ class Rates:
     def text(self) -> str:
         """The rates in a line."""
         giga = [f"{x / 1e9:.0f}" for x in (self.one_core, self.all_cores, self.library)]
-        read = [f"{x / 1e9:.1f}" for x in (self.bandwidth, self.library_bandwidth)]
+        read = [f"{x / 1e9:.1f}" for x in (self.bandwidth, self.large_pages, self.library_bandwidth)]
         return (
             f"{giga[0]} GFLOP/s of a core, {giga[1]} of all {self.cores} (onnxruntime {giga[2]}), {read[0]} GB/s "
-            f"(onnxruntime {read[1]}), {self.operator_us:.2f} us an operator, {self.fork_us:.1f} us a fork"
+            f"({read[1]} in large pages, onnxruntime {read[2]}), {self.operator_us:.2f} us an operator, "
+            f"{self.fork_us:.1f} us a fork"
         )
 
     def changes(self) -> dict[str, Any]:
@@ -77,6 +79,7 @@ class Rates:
             "fork_us": self.fork_us,
             "cpu": {
                 "operator_us": self.operator_us,
+                "large_pages": self.large_pages / self.bandwidth,
                 "library_rate": self.library / self.all_cores,
                 "library_bandwidth": self.library_bandwidth / self.bandwidth,
             },
@@ -115,17 +118,19 @@ def found(compiler: Tool, anew: bool = False) -> tuple[Rates | None, str]:
 
 def measure(compiler: Tool) -> Rates:
     """The rates of this machine now. Raises CheckFailed where the program that measures does not run."""
-    one, all_cores, bandwidth = _cores(compiler)
+    one, all_cores, bandwidth, large = _cores(compiler)
     # the threads of a session may share a core for as long as it lives
     library, read = map(max, zip(*(_products() for _ in range(SESSIONS)), strict=True))
     operator, fork = map(min, zip(*(_operators() for _ in range(SESSIONS)), strict=True))
-    values = (one, all_cores, max(bandwidth, read), library, read, operator, fork)
+    bandwidth = max(bandwidth, read)
+    values = (one, all_cores, bandwidth, max(bandwidth, large), library, read, operator, fork)
     return Rates(cores(), *map(_rounded, values))
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
-def _cores(compiler: Tool) -> tuple[float, float, float]:
-    """(multiply-adds times two a second of one core, of all, bytes a second), by a program of our own."""
+def _cores(compiler: Tool) -> tuple[float, float, float, float]:
+    """(multiply-adds times two a second of one core, of all, bytes a second in small and in large pages), by a program of our
+    own."""
     with Scratch("mirage-rates-") as folder:
         (folder / "rates.cpp").write_text(_source())
         flags = ("-std=c++17", "-O2", "-march=native", "-pthread", *compiler.compile_flags)
@@ -135,8 +140,8 @@ def _cores(compiler: Tool) -> tuple[float, float, float]:
             outcome = programs.run(command, folder, SECONDS)
             if outcome.problem is not None:
                 raise CheckFailed(f"the machine's rates were not measured: {outcome.problem}")
-    one, every, read = map(float, outcome.output.split())
-    return one, every, read
+    one, every, small, large = map(float, outcome.output.split())
+    return one, every, small, large
 
 
 def _products() -> tuple[float, float]:

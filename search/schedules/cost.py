@@ -28,6 +28,7 @@ from mirage_cli.search.schedules.target import Target
 
 TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered
+LARGE_PAGE = 1 << 21  #: bytes from which packed weights lie in large pages, as in include/mirage/pack.hpp
 STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
 STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
 UNPACK_FLOPS = 4  #: vector operations on a GPU for an element that shares its byte with others
@@ -322,8 +323,9 @@ class _Estimate:
             total = self.own(o) * source.dtype.size * self.repeat(o) * self.blocks
             first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * source.dtype.size)
             segment = self.segment(o)
-            together = 1.0 if o.name in self.m.panels else segment / (segment + c.segment)
-            share = c.scattered + (1 - c.scattered) * together
+            share = c.scattered + (1 - c.scattered) * segment / (segment + c.segment)
+            if o.name in self.m.panels:
+                share = np.where(first < LARGE_PAGE, 1.0, c.large_pages)
             time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * c.cache_factor)
         for out in self.m.p.outputs:
             written += math.prod(number(e, self.m.sizes) for e in out.dims) * out.dtype.bytes

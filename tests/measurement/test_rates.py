@@ -13,10 +13,11 @@ from mirage_cli.errors import CheckFailed
 from mirage_cli.machine import devices, load
 from mirage_cli.measurement import rates
 from mirage_cli.measurement.rates import Rates
+from mirage_cli.search.schedules.fitted import Cpu
 from mirage_cli.search.schedules.target import changed_target, load_target
 
 TOOL = Tool(("g++",), "g++ 12", "PATH")
-SOME = Rates(4, 6e10, 2e11, 4e10, 1.5e11, 3e10, 0.4, 5.0)
+SOME = Rates(4, 6e10, 2e11, 4e10, 6e10, 1.5e11, 3e10, 0.4, 5.0)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Tool]:
 def test_this_machine_has_rates(cxx: Toolchain) -> None:
     found = rates.measure(cxx.cxx)
     assert all(0 < x < math.inf for x in astuple(found))
-    assert found.bandwidth >= found.library_bandwidth
+    assert found.large_pages >= found.bandwidth >= found.library_bandwidth
     changed_target(found.changes(), "")
 
 
@@ -72,8 +73,12 @@ def test_the_targets_file_has_their_place() -> None:
     file = load_target("cpu")
     flops = file.flops["f32"] * file.units
     c = file.sections[0]
-    library, read = flops * c.library_rate, file.bandwidth * c.library_bandwidth  # type: ignore[union-attr]
-    own = Rates(file.units, flops, flops, file.bandwidth, library, read, c.operator_us, file.fork_us)  # type: ignore[union-attr]
+    assert isinstance(c, Cpu)
+    library, small, large, read = (
+        flops * c.library_rate,
+        *(file.bandwidth * x for x in (1.0, c.large_pages, c.library_bandwidth)),
+    )
+    own = Rates(file.units, flops, flops, small, large, library, read, c.operator_us, file.fork_us)
     assert changed_target(own.changes(), "") == file
 
 
@@ -81,6 +86,8 @@ def test_what_was_not_measured_follows_what_was() -> None:
     file, target = load_target("cpu"), changed_target(SOME.changes(), "")
     assert (target.units, target.bandwidth, target.flops["f32"], target.fork_us) == (4, 4e10, 5e10, 5.0)
     slower = pytest.approx(5e10 / file.flops["f32"], rel=0.01)  # of numbers with three digits
+    c = target.sections[0]
+    assert isinstance(c, Cpu) and c.large_pages == 1.5
     assert target.special / file.special == slower and target.flops["f64"] / file.flops["f64"] == slower
     assert target.kernel_us / file.kernel_us == pytest.approx(target.launch_us / file.launch_us) == pytest.approx(2.0)
     assert (target.shared_bytes, target.name) == (file.shared_bytes, "cpu")

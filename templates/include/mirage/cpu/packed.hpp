@@ -8,7 +8,7 @@ namespace mirage {
 inline namespace MIRAGE_ISA {
 
 constexpr int PANEL = 16;
-constexpr int FETCHED = 2048;    // bytes that a panel is fetched ahead
+constexpr int FETCHED = 2048;    // bytes that a panel is fetched ahead where several rows meet it
 constexpr int PANEL_ROWS = 384;  // summed positions of a panel that all rows meet while it is in the first-level cache
 
 // An operand of which there may be a packed form: `panels` (nullptr: there is none) of the matrix that begins at `first`,
@@ -43,7 +43,7 @@ MIRAGE_INLINE void packed_block(Result c, const float* a, int64_t lda, const T* 
             Vector x[VECTORS];
             for (int v = 0; v < VECTORS; ++v) {
                 const T* const from = b + v * LANES / PANEL * panel + k * PANEL + v * LANES % PANEL;
-                if (v * LANES % PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + FETCHED);
+                if (ROWS > 1 && v * LANES % PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + FETCHED);
                 x[v] = load_vector(from);
             }
             for (int r = 0; r < ROWS; ++r) {
