@@ -2,12 +2,15 @@
 
 What is multiplied is (q - zero), exact in 16 bits; scales are applied to the sums of blocks. Positions that share a scale
 lie side by side, in multiples of 32.
+
+On CPUs these are weights of the model, matrices that sessions pack (`Weights`): axes that are summed and axes that are not lie
+apart, and a tile is a rectangle, so that only the outermost axis of either kind is shared out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -16,7 +19,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic
-from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.ir.program import Program, Slot
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp, ThreadGraph
 
 CHUNK = 16  #: bytes that are copied at a time
@@ -28,7 +31,7 @@ COLUMNS = 0.3  #: share of a step of 16 rows that preparing 8 columns takes
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """An operand (numbers - zero) scale by the names of the inputs that it reads; `zero` may be a number."""
+    """An operand (numbers - zero) scale by the names of the inputs that it reads; `zero` may be a number, `scale` empty: 1."""
 
     numbers: str
     zero: str | int
@@ -37,7 +40,7 @@ class Quantised:
     @property
     def beside(self) -> tuple[str, ...]:
         """The inputs that go with blocks of numbers."""
-        return (self.scale, *([self.zero] if isinstance(self.zero, str) else []))
+        return tuple(v for v in (self.scale, self.zero) if v and isinstance(v, str))
 
 
 def type_of(program: Program, value: str) -> DType:
@@ -51,7 +54,7 @@ def quantised(program: Program, graph: BlockGraph, loop: str, o: BlockOp) -> Qua
     if o.phase != BODY or o.thread is None or any(i not in loads for i in o.inputs):
         return None
     found = _formula(o.thread, [loads[i] for i in o.inputs], lambda v: type_of(program, v).kind == "int")
-    if found is None:
+    if found is None or not found.scale:
         return None
     numbers = type_of(program, found.numbers)
     depth = [a for a in program.axes_of(found.numbers) if a not in program.axes_of(found.scale)]
@@ -80,7 +83,12 @@ def _formula(thread: ThreadGraph, args: Sequence[str], whole: Callable[[str], bo
                 values.append(Quantised(*((x, 0, y) if whole(x) else (y, 0, x))))
             case _:
                 return None
-    return found if isinstance(found := values[-1], Quantised) else None
+    match values[-1]:
+        case Quantised() as found:
+            return found
+        case (str(q), zero):
+            return Quantised(q, zero, "")
+    return None
 
 
 def operands(program: Program, graph: BlockGraph) -> dict[str, Quantised]:
@@ -127,3 +135,111 @@ def may_be_copied(program: Program, value: str, loop: str, positions: int) -> bo
         return copied(program, value, loop, positions) > 0
     except Refused:
         return False
+
+
+# --- CPUs ---------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """How a stored tensor lies as a matrix: elements between columns and between summed positions, one of which is 1, and
+    the number of these."""
+
+    row: int
+    depth: int
+    deep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A constant operand of quantised numbers: its free axes and its summed ones in the order in which they are stored, how its
+    inputs lie (nothing of those that have one element), and how many positions share a scale."""
+
+    of: Quantised
+    free: tuple[str, ...]
+    summed: tuple[str, ...]
+    matrices: Mapping[str, Matrix]
+    block: int
+
+
+def weights(program: Program, graph: BlockGraph) -> dict[str, Weights]:
+    """The operands of products that a CPU reads as sessions have packed them, by name."""
+    found = ((o.name, _weights(program, graph, o)) for o in graph.ops if o.op in ("load", "thread"))
+    return {name: w for name, w in found if w is not None}
+
+
+def _weights(program: Program, graph: BlockGraph, o: BlockOp) -> Weights | None:
+    readers = [r for r in graph.ops if o.name in r.inputs]
+    overs = {frozenset(r.over) for r in readers}
+    if o.name in graph.outputs or len(overs) != 1 or any(r.op != "contract" or r.inputs[0] == r.inputs[1] for r in readers):
+        return None
+    loads = {x.name: x.source_value or "" for x in graph.ops if x.op == "load"}
+    q = _quantised_numbers(program, o, loads)
+    if q is None or not all(program.sources[program.input(v).source].constant for v in (q.numbers, *q.beside)):
+        return None
+    (over,) = overs
+    return _as_matrices(program, q, over, {*graph.grid, graph.loop})
+
+
+def _quantised_numbers(program: Program, o: BlockOp, loads: Mapping[str, str]) -> Quantised | None:
+    """What an operator that reads loads alone, or a load, is of whole numbers."""
+
+    def whole(v: str) -> bool:
+        return type_of(program, v).kind == "int"
+
+    if o.op == "load":
+        found: Quantised | None = Quantised(loads[o.name], 0, "")
+    else:
+        read = o.thread is not None and all(i in loads for i in o.inputs)
+        found = _formula(o.thread, [loads[i] for i in o.inputs], whole) if read and o.thread is not None else None
+    suits = found is not None and whole(found.numbers) and type_of(program, found.numbers).bits in (2, 4, 8)
+    return found if suits else None
+
+
+def _as_matrices(program: Program, q: Quantised, over: frozenset[str], tiled: Collection[str | None]) -> Weights | None:
+    """Numbers and what goes with their blocks as matrices, if they are."""
+    stored = [s.axis for s in program.input(q.numbers).access if s.axis is not None and s.extent != 1]
+    free, summed = ([a for a in stored if (a in over) == inside] for inside in (False, True))
+    known = all(isinstance(program.extent(a), int) for a in stored)
+    if not known or not free or not summed or not over <= {*stored}:
+        return None
+    shared = [a for a in summed if any(a in program.axes_of(v) for v in q.beside)]
+    block = math.prod(e for a in summed[len(shared) :] if isinstance(e := program.extent(a), int))
+    per = 32 // type_of(program, q.numbers).bits
+    if shared != summed[: len(shared)] or (shared and block % per) or not {*free[1:], *summed[1:]}.isdisjoint(tiled):
+        return None
+    matrices = dict[str, Matrix]()
+    for v in (q.numbers, *q.beside):
+        axes = program.axes_of(v)
+        if v != q.numbers and not axes:
+            continue
+        wanted = {*stored} if v == q.numbers else {*free, *shared}
+        matrix = _matrix(program, program.input(v).access, frozenset(free))
+        if {*axes} & {*wanted} != wanted or matrix is None or not _has_vectors(type_of(program, v)):
+            return None
+        matrices[v] = matrix
+    return Weights(q, tuple(free), tuple(summed), matrices, block)
+
+
+def _has_vectors(dtype: DType) -> bool:
+    return dtype.name in ("f32", "f16", "bf16") or (dtype.kind == "int" and dtype.bits <= 8)
+
+
+def _matrix(program: Program, access: Sequence[Slot], free: frozenset[str]) -> Matrix | None:
+    """A stored tensor as a matrix, if its free axes lie on one side and are walked, as the others are, in one stride."""
+    slots = [s for s in access if s.extent != 1]
+    places = [n for n, s in enumerate(slots) if s.axis in free]
+    others = [n for n, s in enumerate(slots) if s.axis is not None and s.axis not in free]
+    first = not others or max(places) < min(others)
+    cut = max(places) + 1 if first else max(others) + 1
+    groups = (slots[:cut], slots[cut:])
+    if (not first and max(others) > min(places)) or not all(_one_stride(program, g) for g in groups):
+        return None
+    wide, deep = (math.prod(e for s in g if isinstance(e := s.extent, int)) for g in (groups if first else groups[::-1]))
+    if wide == 1 or not all(isinstance(s.extent, int) for s in slots):
+        return None
+    return Matrix(deep, 1, deep) if first and deep > 1 else Matrix(1, wide, deep)
+
+
+def _one_stride(program: Program, slots: Sequence[Slot]) -> bool:
+    """True if positions along axes lie side by side: behind the outermost one that is walked all are walked whole."""
+    walked = [s for n, s in enumerate(slots) if any(t.axis is not None for t in slots[: n + 1])]
+    return all(s.axis is not None and program.extent(s.axis) == s.extent for s in walked[1:])

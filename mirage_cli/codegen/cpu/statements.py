@@ -38,6 +38,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F32, F64
 from mirage_cli.lax.extents import Extent
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
+from mirage_cli.search.schedules.packed import Weights
 
 PARTS = 16  #: interleaved parts of a sum (`reduce` in tile.hpp)
 ABREAST = 256  #: sums that are made side by side
@@ -92,8 +93,8 @@ class CpuPositions(Positions):
         """The packed forms of weights that the kernel's products read."""
         phases = ((PROLOGUE, self.t.prologue), (BODY, self.t.body), (EPILOGUE, self.t.epilogue))
         products = ((n, phase) for phase, nodes in phases for n in nodes if isinstance(n, Contract))
-        found = (o.panels for n, phase in products for o in _operands(self, n, phase))
-        return tuple(dict.fromkeys(p for p in found if p is not None))
+        found = (p for n, phase in products for o in _operands(self, n, phase) for p in o.panels)
+        return tuple(dict.fromkeys(found))
 
     def row(self, b: Buffer, phase: str, axis: str) -> ir.Expression:
         """The place in a buffer where the current position's row along an axis begins."""
@@ -220,25 +221,29 @@ def _summed(at: CpuPositions, sizes: Sizes, phase: str) -> ir.Expression:
 @dataclass(frozen=True, slots=True)
 class _Operand:
     """An operand of a contraction: what the kernel calls it, its strides between free positions and between summed ones as far
-    as they are known (else 0), and its packed form if it may have one."""
+    as they are known (else 0), and the packed forms that it may have."""
 
     place: ir.Expression
     row: int
     depth: int
-    panels: Parameter | None = None
+    panels: tuple[Parameter, ...] = ()
 
 
 def _operands(at: CpuPositions, n: Contract, phase: str) -> tuple[_Operand, _Operand]:
     """Rows and columns of a contraction. One of them may be packed; the other one is of float32."""
     c = at.t.buffers[n.out]
     a, b = _operand(at, n.a, c.rows, n.over, phase), _packed(at, n.b, _operand(at, n.b, c.cols, n.over, phase))
-    if b.panels is None and (n.b in at.t.buffers or at.p.sources[at.reads[n.b].source].dtype == F32):
+    if not at.t.weights.keys().isdisjoint((n.a, n.b)):
+        return a, b if n.b in at.t.weights else _operand(at, n.b, c.cols, n.over, phase)
+    if not b.panels and (n.b in at.t.buffers or at.p.sources[at.reads[n.b].source].dtype == F32):
         return _packed(at, n.a, a), b
     return a, b
 
 
 def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str) -> _Operand:
     """One side of a contraction."""
+    if name in at.t.weights:
+        return _quantised(at, at.t.weights[name], phase)
     inner = [g[-1][0] if g else None for g in (free, over)]
     if name in at.t.buffers:
         b = at.t.buffers[name]
@@ -253,12 +258,42 @@ def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str) 
 
 def _packed(at: CpuPositions, name: str, o: _Operand) -> _Operand:
     """An operand with its packed form, if it may have one."""
-    packing = None if name in at.t.buffers else at.packing(name, o.row, o.depth)
+    packing = None if name in (at.t.buffers.keys() | at.t.weights) else at.packing(name, o.row, o.depth)
     if packing is None:
         return o
     own = f"{name}_panels{'_turned' if o.depth == 1 else ''}{max(o.row, o.depth)}"
     panels = Parameter(own, at.ctype(at.p.sources[packing.source].dtype), packing.source, packing)
-    return replace(o, place=k.call("packed", o.place, name, own, packing.deep), panels=panels)
+    return replace(o, place=k.call("packed", o.place, name, own, packing.deep), panels=(panels,))
+
+
+def _quantised(at: CpuPositions, w: Weights, phase: str) -> _Operand:
+    """Weights that stay packed: numbers, zero points and scales as they are stored, each with its panels. Raises Refused."""
+    own = {v: _matrix(at, w, v, phase) for v in w.matrices}
+    zero = own[w.of.zero].place if w.of.zero in own else k.call("same", _single(at, w.of.zero, phase))
+    scale = own[w.of.scale].place if w.of.scale in own else k.call("same", _single(at, w.of.scale or 1, phase))
+    place = k.call("quantised", own[w.of.numbers].place, zero, scale, w.block)
+    return _Operand(place, 0, 0, tuple(p for o in own.values() for p in o.panels))
+
+
+def _single(at: CpuPositions, value: str | int, phase: str) -> ir.Expression:
+    """A number, or that of an input of one element."""
+    return float_number(value) if isinstance(value, int) else at.read(value, at.offset(at.reads[value].access, phase))
+
+
+def _matrix(at: CpuPositions, w: Weights, value: str, phase: str) -> _Operand:
+    """What weights are made of as a matrix that begins with a tile's first element."""
+    m, access = w.matrices[value], at.reads[value].access
+    dtype, packing = at.p.sources[at.reads[value].source].dtype, at.packing(value, m.row, m.depth)
+    if packing is None:
+        raise Refused(f"input {value} is no matrix that sessions pack")
+    kind = k.of_type("Real", at.ctype(dtype)) if dtype.is_float else k.of_type(dtype.name.upper())
+    if not dtype.is_float:
+        turned = 0 if dtype.name.startswith("u") else 1 << (dtype.bits - 1)
+        packing = replace(packing, bytes=4 if value == w.of.numbers else 1, bits=dtype.bits, turned=turned)
+    panels = Parameter(f"{value}_panels{m.row}_{m.depth}", at.ctype(dtype), packing.source, packing)
+    first = at.offset(access, phase, [s.axis for s in access if s.axis is not None])
+    place = k.call("stored", value, first, m.row, m.depth, panels.name, m.deep, static=[kind])
+    return _Operand(place, m.row, m.depth, (panels,))
 
 
 def _stride(at: CpuPositions, name: str, axis: str) -> Extent:

@@ -53,14 +53,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a weight may lie packed for products: the weight's number, its elements and their bytes, and how far columns (`row`)
-    and summed positions (`depth`) lie apart, one of them 1."""
+    """How a weight may lie packed for products: the weight's number, its elements and the bytes that they take in panels, and how far
+    columns (`row`) and summed positions (`depth`) lie apart, one of them 1. Whole numbers of `bits` bits become words or bytes,
+    with `turned` bits turned."""
 
     source: int
     elements: int
     bytes: int
     row: int
     depth: int
+    bits: int = 0
+    turned: int = 0
 
     @property
     def deep(self) -> int:

@@ -53,6 +53,7 @@ from mirage_cli.lax.dtypes import BF16, F16, F32, F64, DType
 from mirage_cli.lax.ir.program import Input, Program
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, EXTREMES, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.mugraph.subtracted_sums import wide_sums
+from mirage_cli.search.schedules.packed import weights
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -76,6 +77,7 @@ class _Lowering:
         self.axes = graph.axes_of(program)
         self.ops = {o.name: o for o in graph.ops}
         self.wide = wide_sums(program, graph)
+        self.weights = {} if target.threaded else weights(program, graph)
         self.readers: dict[str, list[BlockOp]] = {o.name: [] for o in graph.ops}
         for o in graph.ops:
             for i in o.inputs:
@@ -115,6 +117,7 @@ class _Lowering:
             tuple(self.nodes[PROLOGUE]),
             tuple(self.nodes[BODY]),
             tuple(epilogue),
+            weights=self.weights,
         )
 
     def unknown(self, o: BlockOp) -> None:
@@ -182,6 +185,9 @@ class _Lowering:
     def do_load(self, o: BlockOp) -> None:
         source = self.reads[o.source_value or ""]
         dtype = self.p.sources[source.source].dtype
+        if o.name in self.weights or all(r.name in self.weights for r in self.readers[o.name]):
+            self.value[o.name] = Global(source.name)
+            return
         if dtype.name in ("f64", "u64"):
             raise Refused(f"tensors of type {dtype} are not rendered")
         contractions = [r for r in self.readers[o.name] if r.op == "contract"]
@@ -217,7 +223,10 @@ class _Lowering:
         float32 while they read them; rows, and what is read again in every iteration, are converted once."""
         if dtype not in MATRIX_TYPES or not all(self.stored.direct(source, c.over, o.phase) for c in contractions):
             return False
-        columns = all(self.shapes.sides(c)[1] == o.name and c.phase == o.phase for c in contractions)
+        columns = all(
+            self.shapes.sides(c)[1] == o.name and c.phase == o.phase and self.weights.keys().isdisjoint(c.inputs)
+            for c in contractions
+        )
         return dtype == F32 or (columns and len(contractions) == len(self.readers[o.name]))
 
     def layout(self, stored: Sequence[str], groups: Sequence[frozenset[str]], phase: str) -> tuple[Sizes, Sizes]:
@@ -259,7 +268,10 @@ class _Lowering:
         dtype = matrix_type(o, self.t)
         over = frozenset(o.over)
         self.shapes.check_batch(o, self.axes[o.inputs[0]] & self.axes[o.inputs[1]])
-        a, b = (self.operand(i, dtype, over, o.phase) for i in self.shapes.sides(o))
+        sides = self.shapes.sides(o)
+        a, b = (self.operand(i, dtype, over, o.phase) for i in sides)
+        if self.summed_group(a, over, o) != self.summed_group(b, over, o) and not self.weights.keys().isdisjoint(sides):
+            a, b = (self.unpacked(i, dtype, over, o.phase) for i in sides)
         rows = self.free_group(a, over, o)
         cols = self.free_group(b, over, o)
         summed = self.summed_group(a, over, o)
@@ -277,6 +289,8 @@ class _Lowering:
         key = (v, dtype, over)
         if key in self.operands:
             return self.operands[key]
+        if v in self.weights:
+            return v
         e = self.value[v]
         if isinstance(e, Global) and not self.on_gpu:
             stored = self.p.sources[self.reads[e.value].source].dtype
@@ -288,6 +302,12 @@ class _Lowering:
             if b.place == SHARED and b.dtype == dtype and separate and not self.on_gpu:
                 return b.name
         return self.computed_operand(v, e, dtype, over, phase)
+
+    def unpacked(self, v: str, dtype: DType, over: frozenset[str], phase: str) -> str:
+        """The same with floats in the place of quantised weights: the other operand sums in another order."""
+        return self.operand(v, dtype, over, phase) if self.weights.pop(v, None) is None else self.computed_operand(
+            v, self.value[v], dtype, over, phase
+        )
 
     def computed_operand(self, v: str, e: Expr, dtype: DType, over: frozenset[str], phase: str) -> str:
         own = self.axes[v]
@@ -315,6 +335,9 @@ class _Lowering:
         if operand in self.buffers:
             b = self.buffers[operand]
             return b.rows, b.cols
+        if operand in self.weights:
+            w, own = self.weights[operand], self.ops[operand].phase
+            return self.sizes(w.free, own), self.sizes(w.summed, own)
         stored = storage_order(self.reads[operand])
         phase = BODY if self.g.loop in stored else PROLOGUE
         sizes = self.sizes(stored, phase)
@@ -359,6 +382,8 @@ class _Lowering:
         assert o.thread is not None
         e = from_thread(o.thread, [self.value[i] for i in o.inputs])
         self.value[o.name] = e
+        if o.name in self.weights:
+            return
         readers = [r for r in self.readers[o.name] if r.op != "contract"]
         contracted = len(readers) < len(self.readers[o.name])
         stored = o.name in self.g.outputs

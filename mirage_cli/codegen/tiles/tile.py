@@ -18,6 +18,7 @@ from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.numbers import divisor
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph, ThreadGraph
+from mirage_cli.search.schedules.packed import Weights
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -201,7 +202,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """out = a * b (or += with `add`): a has the rows of out, b its columns; `over` is the summed group of axes."""
+    """out = a * b (or += with `add`): a has the rows of out, b its columns; `over` is the summed group of axes. On CPUs either
+    may be a stored input, or quantised weights."""
 
     out: str
     a: str
@@ -303,6 +305,7 @@ class TileProgram:
     epilogue: tuple[TileNode, ...]
     offsets: dict[str, int] = field(default_factory=dict)  #: byte offset of each shared buffer
     shared_bytes: int = 0
+    weights: dict[str, Weights] = field(default_factory=dict)  #: operands of contractions that stay packed
 
     def text(self) -> str:
         """Readable lines, for golden files and `MIRAGE_DEBUG=tile`."""
@@ -310,6 +313,8 @@ class TileProgram:
         for b in self.buffers.values():
             at = f" @{self.offsets[b.name]}" if b.name in self.offsets else ""
             lines.append(f"buffer {b.name}: {b.dtype} {b.place} {dict(b.rows)} x {dict(b.cols)} pitch {b.pitch}{at}")
+        for name, w in self.weights.items():
+            lines.append(f"weights {name}: ([{w.of.numbers}] - {w.of.zero}) * [{w.of.scale}] blocks of {w.block}")
         for phase in ("prologue", "body", "epilogue"):
             lines += [f"{phase}: {node_text(n)}" for n in getattr(self, phase)]
         return "\n".join(lines)

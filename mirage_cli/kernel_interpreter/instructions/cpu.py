@@ -202,6 +202,72 @@ def _packed(s: Any, static: Sequence[Any], plain: Operand, first: Pointer, panel
     return plain
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A constant matrix: number (i, k) is at data[first + i * row + k * depth]."""
+
+    data: Pointer
+    first: Any
+    row: int
+    depth: int
+
+    def number(self, s: Any, i: Array, k: Array, there: Array) -> Number:
+        """Elements of lanes: [fields, rows, depth, lanes]; 0 where they are not there."""
+        return Number(np.where(there, s.load(self.data, self.first + i * self.row + k * self.depth, there), 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """One number for all."""
+
+    value: Number
+
+    def number(self, s: Any, i: Array, k: Array, there: Array) -> Number:
+        """The number."""
+        return Number(np.where(there, self.value.a[:, None, None], 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """(numbers - zero) scale, where so many positions along the sum share the latter two."""
+
+    numbers: Stored
+    zero: Stored | Same
+    scale: Stored | Same
+    block: int
+    row: int = 0
+    depth: int = 0
+
+    def read(self, s: Any, i: Array, k: Array, there: Array) -> Array:
+        """As that of `Operand`."""
+        q = self.numbers.number(s, i, k, there)
+        zero, scale = (x.number(s, i, k // self.block, there) for x in (self.zero, self.scale))
+        values = s.arithmetic.apply("mul", s.arithmetic.apply("sub", q, zero), scale).a
+        return np.moveaxis(np.where(there, values, 0), 3, 1).reshape(-1, *values.shape[1:3])
+
+
+@instruction("stored")
+def _stored(
+    s: Any, static: Sequence[Any], data: Pointer, first: Any, row: int, depth: int, panels: Any, deep: int
+) -> Stored:
+    """A matrix with its packed form, if there is one, which is that of all of the tensor."""
+    if panels is not None and (id(data.memory) != id(panels.memory) or np.any(data.at != 0)):
+        raise Fault("the packed form of an operand is that of something else")
+    if panels is not None and (row, depth, deep, static[0].name) != (*panels.numbers, panels.kind):
+        raise Fault("an operand is not packed as it is said to be")
+    return Stored(data, first, row, depth)
+
+
+@instruction("same")
+def _same(s: Any, static: Sequence[Any], value: Any) -> Same:
+    return Same(Number(s.wide(value)))
+
+
+@instruction("quantised")
+def _quantised(s: Any, static: Sequence[Any], numbers: Stored, zero: Any, scale: Any, block: int) -> Quantised:
+    return Quantised(numbers, zero, scale, block)
+
+
 @instruction("contract", statics=(1,))
 def _contract(
     s: Any,

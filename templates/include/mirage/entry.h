@@ -53,10 +53,12 @@
 enum mirage_status { MIRAGE_OK = 0, MIRAGE_OUT_OF_MEMORY = 1, MIRAGE_BAD_EXTENT = 2, MIRAGE_FAILED = 3 };
 
 /* How an input of `elements` elements of `bytes` bytes is packed for products: columns lie `row` elements apart, summed positions
- * `depth`; one of the two is 1. A table of packings ends with an input below 0. */
+ * `depth`; one of the two is 1. Whole numbers of `bits` bits, `turned` the top one of those that have a sign, become words of 4 bytes
+ * or one byte each. A table of packings ends with an input below 0. */
 typedef struct mirage_packing {
     int input, bytes;
     int64_t row, depth, elements;
+    int bits, turned; /* 0 for other elements */
 } mirage_packing;
 
 #ifndef MIRAGE_POOL_DEFINED

@@ -278,6 +278,12 @@ private:
         return nullptr;
     }
 
+    // Whether a tensor has the elements of a packing, of which several may share one of its bytes.
+    static bool holds(const Shape& shape, const mirage_packing& p) {
+        const int64_t count = elements(shape);
+        return count == p.elements || (p.bits != 0 && count * 8 == p.elements * p.bits);
+    }
+
     // Packs constant weights. MIRAGE_PACK=0 in the environment leaves them: what is packed takes its memory a second time.
     void pack_weights() {
         const char* wanted = getenv("MIRAGE_PACK");
@@ -285,7 +291,7 @@ private:
         const mirage_packing* p = op->packings();
         for (int i = 0; i < max_packings && p[i].input >= 0; ++i) {
             const Held& weight = held[p[i].input];
-            if (weight.data == nullptr || elements(weight.shape) != p[i].elements) continue;
+            if (weight.data == nullptr || !holds(weight.shape, p[i])) continue;
             packed[i] = pack(p[i], weight.data);
             if (packed[i] != nullptr) packed_bytes += packed_size(p[i]);
         }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -12,8 +13,8 @@
 
 namespace mirage {
 
-// Columns in panels of 16, zeros behind the last one (mirage/cpu/packed.hpp); a panel of zeros ends them,
-// since two may be read together.
+// Columns in panels of 16, zeros behind the last one (mirage/cpu/packed.hpp and quantised.hpp); a panel of zeros ends them, since two
+// may be read together.
 constexpr int64_t panel = 16;
 struct Matrix {
     int64_t columns, deep;
@@ -22,9 +23,11 @@ inline Matrix matrix(const mirage_packing& p) {
     const int64_t apart = p.row == 1 ? p.depth : p.row, other = p.elements / apart;
     return p.row == 1 ? Matrix{apart, other} : Matrix{other, apart};
 }
+inline int64_t numbers_in_word(const mirage_packing& p) { return p.bytes == 4 && p.bits != 0 ? 32 / p.bits : 1; }
 inline size_t packed_size(const mirage_packing& p) {
     const Matrix m = matrix(p);
-    return (size_t((m.columns + panel - 1) / panel + 1) * size_t(m.deep * panel) * size_t(p.bytes) + 63) / 64 * 64;
+    const int64_t words = (m.deep + numbers_in_word(p) - 1) / numbers_in_word(p);
+    return (size_t((m.columns + panel - 1) / panel + 1) * size_t(words * panel) * size_t(p.bytes) + 63) / 64 * 64;
 }
 template <class T>
 inline void pack_numbers(const mirage_packing& p, const T* from, T* to) {
@@ -45,11 +48,28 @@ inline void* pages(size_t bytes) {
 #endif
     return memory;
 }
+// Numbers of `bits` bits in words, or as a byte each, with the top bit turned.
+template <class T>
+inline void pack_words(const mirage_packing& p, const uint8_t* from, T* to) {
+    const auto [columns, deep] = matrix(p);
+    const int64_t per = numbers_in_word(p), words = (deep + per - 1) / per;
+    memset(to, 0, packed_size(p));
+    for (int64_t j = 0; j < columns; ++j)
+        for (int64_t k = 0; k < deep; ++k) {
+            const int64_t at = (j * p.row + k * p.depth) * p.bits;
+            const uint32_t number = ((uint32_t(from[at / 8]) >> (at % 8)) & ((1u << p.bits) - 1)) ^ uint32_t(p.turned);
+            to[(j / panel * words + k / per) * panel + j % panel] |= T(number << (k % per * p.bits));
+        }
+}
 // nullptr: no memory.
 inline void* pack(const mirage_packing& p, const void* from) {
     void* const to = pages(packed_size(p));
     if (to == nullptr) return nullptr;
-    if (p.bytes == 4) {
+    if (p.bits != 0 && p.bytes == 4) {
+        pack_words(p, static_cast<const uint8_t*>(from), static_cast<uint32_t*>(to));
+    } else if (p.bits != 0) {
+        pack_words(p, static_cast<const uint8_t*>(from), static_cast<uint8_t*>(to));
+    } else if (p.bytes == 4) {
         pack_numbers(p, static_cast<const uint32_t*>(from), static_cast<uint32_t*>(to));
     } else {
         pack_numbers(p, static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to));

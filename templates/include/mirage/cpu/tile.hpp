@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdlib>
 
-#include "mirage/cpu/packed.hpp"
+#include "mirage/cpu/quantised.hpp"
 
 namespace mirage {
 inline namespace MIRAGE_ISA {
