@@ -23,6 +23,7 @@ from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
 from mirage_cli.search.mugraph.visible import walked
 from mirage_cli.search.schedules.fitted import Block, Cpu
+from mirage_cli.search.schedules.packed import weights
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -30,6 +31,7 @@ TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered
 LARGE_PAGE = 1 << 21  #: bytes from which packed weights lie in large pages, as in include/mirage/pack.hpp
 STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
+PANEL = 16  #: columns of a panel of packed weights
 STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
 UNPACK_FLOPS = 4  #: vector operations on a GPU for an element that shares its byte with others
 BARRIER_OPS = ("top", "sum", "running", "contract", *EXTREMES)
@@ -111,7 +113,13 @@ class CostModel:
             for o in graph.ops
             if o.op == "load" and o.name in self.contracted and may_be_packed(self.source[o.source_value or ""])
         }
-        self.staged = [o for o in graph.ops if o.name in self.contracted and o.op != "load"]
+        self.weights = {} if target.threaded else weights(program, graph)
+        quantised = {i for o in graph.ops if o.name in self.weights for i in (*o.inputs, o.name)}
+        self.words = {o.name for o in graph.ops if o.op == "load" and o.name in quantised}
+        self.panels = self.panels | self.words
+        self.staged = [
+            o for o in graph.ops if o.name in self.contracted and o.op != "load" and o.name not in self.weights
+        ]
         self.rows = {o.name: v for o in graph.ops if o.op == "contract" and (v := self.left(o)) is not None}
         self.once = bytes_once(program, sizes)
         self.limits = limits(program, graph)
@@ -174,7 +182,7 @@ class _Estimate:
         """Positions of an axis in a tile."""
         if axis == self.g.loop and phase == BODY:
             return self.s.loop
-        whole = float(-(-self.extents[axis] // 16) * 16)
+        whole = float(-(-self.extents[axis] // 16) * 16 if self.t.threaded else self.extents[axis])
         if axis in self.s.tiles:
             return np.minimum(self.s.tiles[axis], whole)
         return float(self.extents[axis])
@@ -266,6 +274,8 @@ class _Estimate:
         t, c, seconds = self.t, self.t.fitted(Cpu), 0.0 * self.ones
         for o in self.g.ops:
             repeat, n = self.repeat(o), self.own(o)
+            if o.name in self.m.words or o.name in self.m.weights:
+                continue  # unpacked where it is multiplied
             if o.op == "load":
                 dtype = self.m.source[o.source_value or ""].dtype
                 half = dtype.name != "f32" and o.name in self.m.contracted
@@ -278,6 +288,12 @@ class _Estimate:
                 x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
                 depth = self.elements(over, o.phase)
                 products = repeat * 2.0 * x * y * depth
+                if not self.m.weights.keys().isdisjoint(o.inputs):
+                    wide = x if o.inputs[0] in self.m.weights else y
+                    apart = np.where(wide % PANEL == 0, c.words_flops, c.unpack_flops)  # tiles that begin inside of a panel
+                    seconds = seconds + repeat * wide * depth * apart / t.special
+                    seconds = seconds + products / (t.rate(o.dtype) * c.panel_rate)
+                    continue
                 if self.m.panels.intersection(o.inputs):
                     rows = y if o.inputs[0] in self.m.panels else x
                     seconds = seconds + products / (t.rate(o.dtype) * c.panel_rate * rows / (rows + c.panel_half))

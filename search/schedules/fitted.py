@@ -30,6 +30,9 @@ class Cpu:
     library_deep: float  #: how much longer they take for every doubling of many summed positions
     library_small: float  #: rows and columns with which products of activations reach half of that share
     library_bandwidth: float  #: share of the bandwidth that onnxruntime reaches
+    library_packed: float  #: vector operations in which its products unpack a number, when they have several rows
+    library_step: float  #: the same when they have one
+    library_bytes: float  #: the same where they multiply bytes, which activations are rounded to
     library_copies: float  #: the same where it copies what it has just computed
     library_special: float  #: share of the rate of vector operations that its elementwise operators reach
     first_cache: int  #: bytes of sums that stay in the first-level cache
@@ -37,6 +40,7 @@ class Cpu:
     overlap: float  #: share of the shorter of memory and work that is done at the time of the other
     convert_flops: float  #: vector operations for converting an element to float32 while it is read
     unpack_flops: float  #: the same for an element that shares its byte with others
+    words_flops: float  #: the same for a number of quantised weights that the session has packed
     copy_flops: float  #: vector operations for reading an element of float32
     crowded: float  #: how much longer a block takes that needs more than half of the second-level cache
     exchange_us: float  #: microseconds for clearing the counters and reading the shares of other blocks

@@ -2,7 +2,8 @@
 
 On a CPU that is onnxruntime, as it runs what stays when a session is made (`runtime/fusions.py` counts its operators):
 
-1. products with weights, read from memory and then multiplied; sums over many positions are slower;
+1. products with weights, read from memory and then multiplied; sums over many positions are slower; those of quantised weights
+   unpack them first, or multiply bytes;
 2. products of activations, as in attention, which are small and many;
 3. everything elementwise between products, which is joined: it reads and writes once;
 4. the operators that are left over, which copy: transposes, slices, concatenations.
@@ -27,6 +28,7 @@ from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.target import Target
 
 FUSED = -1  #: in the place of a number of operators: all are parts of one, which a library has
+BYTES = 1 << 16  #: added to a number of operators: products with quantised weights round activations to bytes
 KERNELS = 3  #: that it launches on a GPU: new rows of caches, attention over parts of the keys, the parts together
 DEEP = 1024  #: positions of a sum from where on products are slower
 _FREE = ("iota", "extent", "const")
@@ -37,7 +39,8 @@ def original_us(
 ) -> float:
     """Microseconds of the original operators one after the other, so many of which are launched. What is computed of weights
     alone is no operator: runtimes join it with the product that reads it."""
-    original = _Original(program, target, sizes)
+    original = _Original(program, target, sizes, operators >= BYTES)
+    operators -= BYTES if operators >= BYTES else 0
     if operators == FUSED:
         fused, launches = (original.fused(), KERNELS) if target.threaded else (original.on_cpu(1), 1)
         return fused + launches * target.kernel_us
@@ -51,6 +54,7 @@ class _Original:
     program: Program
     target: Target
     sizes: Mapping[str, int]
+    in_bytes: bool = False  #: see `BYTES`
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -127,6 +131,12 @@ class _Original:
             side = math.sqrt(self.size(n.name) / math.prod(self.extents[a] for a in batch))
             slower = 1 + c.library_small / max(side, 1.0)
             return seconds * slower / c.library_rate + self.activations(n) / (t.bandwidth * c.library_copies)
+        if (numbers := sum(self.size(i) for i in n.inputs if self.is_quantised(i))) > 0:
+            rows = self.flops(n) / (2 * numbers)
+            unpacked = c.library_bytes if self.in_bytes else c.library_step if rows == 1 else c.library_packed
+            read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
+            rate = 1.0 if self.in_bytes else c.library_rate
+            return seconds / rate + max(numbers * unpacked / (t.special * t.units), read)
         slower = 1 + c.library_deep * max(0.0, math.log2(max(depth, 1) / DEEP))
         read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
         return seconds * slower / c.library_rate + read

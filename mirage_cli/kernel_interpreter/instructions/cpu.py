@@ -17,6 +17,7 @@ from mirage_cli.kernel_interpreter.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.strand import Strand
 from mirage_cli.lax.dtypes import PACKED
 
+WHOLE = {"U2": (2, 0), "I2": (2, 2), "U4": (4, 0), "I4": (4, 8), "U8": (8, 0), "I8": (8, 128)}  #: bits, those turned in panels
 MOST_AT_ONCE = 1 << 11  #: lanes that run side by side, where they are not as many already
 WIDE = {"Sum::Wide": "double", "Max::Wide": "float"}
 for _name, _type in WIDE.items():
@@ -195,7 +196,7 @@ def _packed(s: Any, static: Sequence[Any], plain: Operand, first: Pointer, panel
     packed form is `panels`, if there is one."""
     if panels is None:
         return plain
-    if {id(first.memory), id(plain.data.memory)} != {id(panels.memory)} or np.any(first.at != 0):
+    if {id(first.memory), id(plain.data.memory)} != {id(panels.memory)} or np.any(first.at != 0) or any(panels.whole):
         raise Fault("the packed form of an operand is that of something else")
     if any(np.any(x != known) for x, known in zip((plain.row, plain.depth, deep), panels.numbers, strict=True)):
         raise Fault("an operand is not packed as it is said to be")
@@ -210,6 +211,7 @@ class Stored:
     first: Any
     row: int
     depth: int
+    bytes: int = 0  #: of words of panels, where these hold whole numbers
 
     def number(self, s: Any, i: Array, k: Array, there: Array) -> Number:
         """Elements of lanes: [fields, rows, depth, lanes]; 0 where they are not there."""
@@ -235,7 +237,7 @@ class Quantised:
     zero: Stored | Same
     scale: Stored | Same
     block: int
-    row: int = 0
+    row: int = 0  #: not known of columns, nor of summed positions
     depth: int = 0
 
     def read(self, s: Any, i: Array, k: Array, there: Array) -> Array:
@@ -251,11 +253,14 @@ def _stored(
     s: Any, static: Sequence[Any], data: Pointer, first: Any, row: int, depth: int, panels: Any, deep: int
 ) -> Stored:
     """A matrix with its packed form, if there is one, which is that of all of the tensor."""
-    if panels is not None and (id(data.memory) != id(panels.memory) or np.any(data.at != 0)):
+    if panels is None:
+        return Stored(data, first, row, depth)
+    if id(data.memory) != id(panels.memory) or np.any(data.at != 0):
         raise Fault("the packed form of an operand is that of something else")
-    if panels is not None and (row, depth, deep, static[0].name) != (*panels.numbers, panels.kind):
+    size, *whole = panels.whole
+    if (row, depth, deep) != panels.numbers or tuple(whole) != WHOLE.get(static[0].name, (0, 0)):
         raise Fault("an operand is not packed as it is said to be")
-    return Stored(data, first, row, depth)
+    return Stored(data, first, row, depth, size)
 
 
 @instruction("same")
@@ -265,6 +270,9 @@ def _same(s: Any, static: Sequence[Any], value: Any) -> Same:
 
 @instruction("quantised")
 def _quantised(s: Any, static: Sequence[Any], numbers: Stored, zero: Any, scale: Any, block: int) -> Quantised:
+    sizes = [x.bytes for x in (numbers, zero, scale) if isinstance(x, Stored)]
+    if numbers.bytes not in (0, 4) or not {*sizes[1:]} <= {0, 1}:
+        raise Fault("an operand is not packed as it is said to be")
     return Quantised(numbers, zero, scale, block)
 
 
