@@ -41,7 +41,7 @@ _HOST = re.compile(
     r"\(const .*?\) \{\n(?P<body>.*?)^\}$",
     re.MULTILINE | re.DOTALL,
 )
-_PACKING = re.compile(r"\{(\d+), (\d+), (\d+), (\d+), (\d+)(?:, (\d+), (\d+))?\}")
+_PACKING = re.compile(r"\{(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)\}")
 Choice = Callable[[int, int], Sequence[int]]  #: of so many blocks in clusters of so many, those that are run
 TASKS_AT_ONCE = 64  #: blocks of kernels for CPUs that run side by side
 MOST_AT_ONCE = 4096  #: threads that run side by side
@@ -102,7 +102,7 @@ class Source:
         """Its table of packings: input, bytes, distance between columns and between summed positions, elements, bits of whole
         numbers and those of them that are turned."""
         table = self.text.partition("const mirage_packing* MIRAGE_CPU_PACKINGS_NAME")[2]
-        return [tuple(int(n or 0) for n in m.groups()) for m in _PACKING.finditer(table)]
+        return [tuple(map(int, m.groups())) for m in _PACKING.finditer(table)]
 
     @functools.cached_property
     def hosts(self) -> list[Host]:
@@ -244,7 +244,15 @@ class Run:
         return results
 
     def _panels(
-        self, given: Sequence[Pointer], number: int, size: int, row: int, depth: int, elements: int, bits: int, turned: int
+        self,
+        given: Sequence[Pointer],
+        number: int,
+        size: int,
+        row: int,
+        depth: int,
+        elements: int,
+        bits: int,
+        turned: int,
     ) -> Panels:
         """The packed form of an input. Raises Fault where the table says what cannot be."""
         memory = given[number].memory

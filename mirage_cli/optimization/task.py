@@ -111,8 +111,8 @@ class Work:
 
     @property
     def operators(self) -> int:
-        """Number of operators of a run that one occurrence replaces, with `BYTES` where these round activations; `FUSED` where they
-        are parts of one."""
+        """Number of operators of a run that one occurrence replaces, with `BYTES` where these round activations; `FUSED` where
+        they are parts of one."""
         nodes = self.occurrences[0].region.nodes
         return FUSED if self.inside else fusions.launched(nodes) + (BYTES if fusions.in_bytes(nodes) else 0)
 

@@ -30,8 +30,8 @@ def unpacks(nodes: Iterable[ir.Node]) -> bool:
 
 
 def in_bytes(nodes: Iterable[ir.Node]) -> bool:
-    """Whether products of packed weights among the nodes round their activations to 8 bits: they are told so, or are spelled as
-    two, of which it makes those."""
+    """Whether products of packed weights among the nodes round their activations to 8 bits: they are told so, or are spelled
+    as two, of which onnxruntime makes such."""
     return any(
         (node.op_type == "MatMulNBits" and node.attributes.get_int("accuracy_level", 0) == ROUNDED)
         or (_is_joined_with_product(node) and _is_of_blocks(node))

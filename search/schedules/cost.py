@@ -290,7 +290,9 @@ class _Estimate:
                 products = repeat * 2.0 * x * y * depth
                 if not self.m.weights.keys().isdisjoint(o.inputs):
                     wide = x if o.inputs[0] in self.m.weights else y
-                    apart = np.where(wide % PANEL == 0, c.words_flops, c.unpack_flops)  # tiles that begin inside of a panel
+                    apart = np.where(
+                        wide % PANEL == 0, c.words_flops, c.unpack_flops
+                    )  # tiles that begin inside of a panel
                     seconds = seconds + repeat * wide * depth * apart / t.special
                     seconds = seconds + products / (t.rate(o.dtype) * c.panel_rate)
                     continue

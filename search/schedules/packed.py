@@ -150,8 +150,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A constant operand of quantised numbers: its free axes and its summed ones in the order in which they are stored, how its
-    inputs lie (nothing of those that have one element), and how many positions share a scale."""
+    """A constant operand of quantised numbers: its free axes and its summed ones in the order in which they are stored, how
+    its inputs lie (nothing of those that have one element), and how many positions share a scale."""
 
     of: Quantised
     free: tuple[str, ...]
@@ -169,7 +169,11 @@ def weights(program: Program, graph: BlockGraph) -> dict[str, Weights]:
 def _weights(program: Program, graph: BlockGraph, o: BlockOp) -> Weights | None:
     readers = [r for r in graph.ops if o.name in r.inputs]
     overs = {frozenset(r.over) for r in readers}
-    if o.name in graph.outputs or len(overs) != 1 or any(r.op != "contract" or r.inputs[0] == r.inputs[1] for r in readers):
+    if (
+        o.name in graph.outputs
+        or len(overs) != 1
+        or any(r.op != "contract" or r.inputs[0] == r.inputs[1] for r in readers)
+    ):
         return None
     loads = {x.name: x.source_value or "" for x in graph.ops if x.op == "load"}
     q = _quantised_numbers(program, o, loads)
@@ -233,7 +237,9 @@ def _matrix(program: Program, access: Sequence[Slot], free: frozenset[str]) -> M
     groups = (slots[:cut], slots[cut:])
     if (not first and max(others) > min(places)) or not all(_one_stride(program, g) for g in groups):
         return None
-    wide, deep = (math.prod(e for s in g if isinstance(e := s.extent, int)) for g in (groups if first else groups[::-1]))
+    wide, deep = (
+        math.prod(e for s in g if isinstance(e := s.extent, int)) for g in (groups if first else groups[::-1])
+    )
     if wide == 1 or not all(isinstance(s.extent, int) for s in slots):
         return None
     return Matrix(deep, 1, deep) if first and deep > 1 else Matrix(1, wide, deep)

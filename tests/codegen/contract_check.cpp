@@ -1,9 +1,11 @@
 // Compares mirage::contract with plain loops for many shapes, layouts and element types; prints what differs, returns how
 // many do. Guard numbers around every array show writes outside; reads outside are the sanitizers' business.
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <vector>
 
-#include "mirage/cpu/packed.hpp"
+#include "mirage/cpu/quantised.hpp"
 #include "mirage/pack.hpp"
 
 namespace {
@@ -64,7 +66,7 @@ bool agrees_packed(const Shape& s, int first, bool left, const char* type) {
     std::vector<T> whole(static_cast<size_t>(wide * deep));
     for (size_t i = 0; i < whole.size(); ++i) put(whole[i], number(static_cast<int>(i) + 5));
     const int64_t row = s.b_turned ? deep : 1, depth = s.b_turned ? 1 : wide;
-    const mirage_packing how = {0, int(sizeof(T)), row, depth, wide * deep};
+    const mirage_packing how = {0, int(sizeof(T)), row, depth, wide * deep, 0, 0};
     T* const panels = static_cast<T*>(pack(how, whole.data()));
     const T* const part = whole.data() + first * row + 3 * depth;
     const int pitch = (s.a_turned ? others : s.depth) + s.pad, c_pitch = s.cols + s.pad;
@@ -89,6 +91,74 @@ bool agrees_packed(const Shape& s, int first, bool left, const char* type) {
     std::printf("packed %s: %d x %d over %d from %d, left %d, a turned %d, b turned %d, add %d, pad %d\n", type, s.rows, s.cols,
                 s.depth, first, left, s.a_turned, s.b_turned, s.add, s.pad);
     return false;
+}
+
+// Quantised numbers, part of a larger matrix, with the zero points and scales of blocks, that are packed or (not `panels`) as they
+// are stored, as columns, or, `left`, as rows: `first` columns and a whole block in front, three columns behind.
+template <class Q, class Z, bool SAME>
+bool agrees_quantised(const Shape& s, int first, int block, bool left, bool panels) {
+    const int count = left ? s.rows : s.cols, others = left ? s.cols : s.rows, wide = first + count + 3;
+    const int blocks = (s.depth + block - 1) / block + 1, deep = blocks * block, c_pitch = s.cols + s.pad;
+    const int64_t row = s.b_turned ? deep : 1, depth = s.b_turned ? 1 : wide;
+    const int64_t own_row = s.b_turned ? blocks : 1, own_depth = s.b_turned ? 1 : wide;
+    std::vector<uint8_t> q(static_cast<size_t>(wide * deep * Q::BITS / 8 + 1));
+    for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<uint8_t>(i * 151 + i / 7);
+    std::vector<uint8_t> bytes(static_cast<size_t>(wide * blocks));
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 89);
+    std::vector<float> reals(bytes.size()), scales(bytes.size());
+    for (size_t i = 0; i < reals.size(); ++i) reals[i] = number(int(i)), scales[i] = number(int(i) + 3);
+    const mirage_packing how = {0, 4, row, depth, wide * deep, Q::BITS, Q::TURNED};
+    const mirage_packing of_zeros = {0, 1, own_row, own_depth, wide * blocks, Q::BITS, Q::TURNED};
+    const mirage_packing of_floats = {0, 4, own_row, own_depth, wide * blocks, 0, 0};
+    constexpr bool WHOLE = std::is_same_v<typename Z::Element, uint8_t>;
+    void* const made[] = {pack(how, q.data()), WHOLE ? pack(of_zeros, bytes.data()) : pack(of_floats, reals.data()),
+                          pack(of_floats, scales.data())};
+    const auto of = [&](int i) { return panels ? made[i] : nullptr; };
+    const int64_t at = first * own_row + own_depth;  // behind the first block
+    const auto numbers = stored<Q>(q.data(), first * row + block * depth, row, depth, static_cast<const uint8_t*>(of(0)), deep);
+    const auto scale = stored<Real<float>>(scales.data(), at, own_row, own_depth, static_cast<const float*>(of(2)), blocks);
+    const auto zero = [&] {
+        if constexpr (SAME) {
+            return same(3.0f);
+        } else if constexpr (WHOLE) {
+            return stored<Z>(bytes.data(), at, own_row, own_depth, static_cast<const uint8_t*>(of(1)), blocks);
+        } else {
+            return stored<Z>(reals.data(), at, own_row, own_depth, static_cast<const float*>(of(1)), blocks);
+        }
+    }();
+    std::vector<float> floats(static_cast<size_t>(count * s.depth));
+    for (int j = 0; j < count; ++j)
+        for (int k = 0; k < s.depth; ++k)
+            floats[static_cast<size_t>(j * s.depth + k)] =
+                (element(numbers, j, k) - element(zero, j, k / block)) * element(scale, j, k / block);
+    const int pitch = s.a_turned ? others : s.depth;
+    std::vector<float> other(static_cast<size_t>(others * s.depth)), c(static_cast<size_t>(c_pitch * s.rows), GUARD), wanted = c;
+    for (size_t i = 0; i < other.size(); ++i) other[i] = number(static_cast<int>(i));
+    const Operand<float> plain_side = {other.data(), s.a_turned ? 1 : pitch, s.a_turned ? pitch : 1};
+    const auto own = quantised(numbers, zero, scale, block);
+    if (left) {
+        plain(s, floats.data(), s.depth, 1, other.data(), plain_side.row, plain_side.depth, wanted.data(), c_pitch);
+        contract(c.data(), c_pitch, s.rows, s.cols, s.depth, own, plain_side, s.add);
+    } else {
+        plain(s, other.data(), plain_side.row, plain_side.depth, floats.data(), s.depth, 1, wanted.data(), c_pitch);
+        contract(c.data(), c_pitch, s.rows, s.cols, s.depth, plain_side, own, s.add);
+    }
+    for (void* p : made) std::free(p);
+    float most = 0;  // products have more bits than floats: sums are rounded
+    for (size_t i = 0; i < c.size(); ++i) most = std::max(most, std::abs(c[i] - wanted[i]) / (std::abs(wanted[i]) + Q::LOW * s.depth));
+    if (most < 1e-6f) return true;
+    std::printf("quantised %d bits, same %d, whole %d: %d x %d over %d in %d from %d, left %d, panels %d, off by %g\n", Q::BITS, SAME, WHOLE,
+                s.rows, s.cols, s.depth, block, first, left, panels, static_cast<double>(most));
+    return false;
+}
+int failures_quantised(int rows, int cols, int depth, int block, int form) {
+    const Shape s = {rows, cols, depth, (form & 1) != 0, (form & 2) != 0, (form & 4) != 0, form % 3};
+    const int first = form % 5 == 4 ? 21 : form % 3 * 16;
+    const bool left = form % 7 == 0, panels = form % 8 != 5;
+    return !agrees_quantised<U4, U4, true>(s, first, block, left, panels) + !agrees_quantised<U4, U4, false>(s, first, block, left, panels) +
+           !agrees_quantised<I4, I4, false>(s, first, block, left, panels) +
+           !agrees_quantised<U8, Real<float>, false>(s, first, block, left, panels) +
+           !agrees_quantised<I8, I8, true>(s, first, block, left, panels) + !agrees_quantised<U2, U2, false>(s, first, block, left, panels);
 }
 
 // The same where all is known when it is compiled, and where only the most rows are.
@@ -122,6 +192,11 @@ int main() {
 #endif
                     failed += failures({rows, cols, depth, (form & 1) != 0, (form & 2) != 0, (form & 4) != 0, count % 3});
                 }
+    int form = 0;
+    for (int rows : {1, 2, 3, 4, 5, 7, 16, 37})
+        for (int cols : {1, 16, 48, 77})
+            for (int depth : {3, 32, 161, 300})
+                for (int block : {16, 32, 160}) failed += failures_quantised(rows, cols, depth, block, form++);
     failed += failures({17, 2100, 20, false, false, true, 0});  // sums that are made apart, in several parts
     failed += failures({1, 70, 300, false, false, true, 600});  // rows far apart
     failed += failures({9, 70, 300, false, false, true, 600});

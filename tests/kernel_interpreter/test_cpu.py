@@ -98,9 +98,9 @@ def test_a_broken_kernel_is_refuted(case: Case, before: str, after: str, why: st
         (", x0, x0_panels", ", x1, x0_panels", "that of something else"),
         (", x0, x0_panels", ", x0 + 16, x0_panels", "that of something else"),
         ("panels5, 8)", "panels5, 7)", "not packed as it is said to be"),
-        ("{0, 4, 1, 5, 40}", "{1, 4, 1, 5, 40}", "not packed as the table says"),
-        ("{0, 4, 1, 5, 40}", "{0, 4, 1, 10, 40}", "not packed as it is said to be"),
-        ("{0, 4, 1, 5, 40}", "{0, 4, 1, 5, 80}", "not packed as the table says"),
+        ("{0, 4, 1, 5, 40, 0, 0}", "{1, 4, 1, 5, 40, 0, 0}", "not packed as the table says"),
+        ("{0, 4, 1, 5, 40, 0, 0}", "{0, 4, 1, 10, 40, 0, 0}", "not packed as it is said to be"),
+        ("{0, 4, 1, 5, 40, 0, 0}", "{0, 4, 1, 5, 80, 0, 0}", "not packed as the table says"),
     ],
 )
 def test_the_packed_form_of_another_operand_is_found(before: str, after: str, why: str) -> None:

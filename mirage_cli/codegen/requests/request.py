@@ -53,9 +53,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a weight may lie packed for products: the weight's number, its elements and the bytes that they take in panels, and how far
-    columns (`row`) and summed positions (`depth`) lie apart, one of them 1. Whole numbers of `bits` bits become words or bytes,
-    with `turned` bits turned."""
+    """How a weight may lie packed for products: the weight's number, its elements and their bytes in panels, and how far
+    columns (`row`) and summed positions (`depth`) lie apart, one of them 1. Whole numbers of `bits` bits share words or take
+    bytes, with `turned` bits turned."""
 
     source: int
     elements: int

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mirage_cli.codegen.tiles.shapes import Shapes
+from mirage_cli.codegen.tiles.buffers import Tiles
 from mirage_cli.codegen.tiles.stored import MATRIX_TYPES, StoredReads, matrix_type, pitch, storage_order
 from mirage_cli.codegen.tiles.tile import (
     FRAGMENT,
@@ -44,8 +44,6 @@ from mirage_cli.codegen.tiles.tile import (
     TileProgram,
     count,
     from_thread,
-    globals_of,
-    refs,
     substitute,
 )
 from mirage_cli.errors import Refused
@@ -69,10 +67,10 @@ def lower(program: Program, graph: BlockGraph, schedule: Schedule, target: Targe
     return _Lowering(program, graph, schedule, target, fusion).run()
 
 
-class _Lowering:
+class _Lowering(Tiles):
     def __init__(self, program: Program, graph: BlockGraph, schedule: Schedule, target: Target, fusion: bool) -> None:
-        self.p, self.g, self.s, self.t, self.fusion = program, graph, schedule, target, fusion
-        self.shapes = Shapes(program, graph, schedule, target)
+        super().__init__(program, graph, schedule, target)
+        self.fusion = fusion
         self.stored = StoredReads(program, self.shapes)
         self.axes = graph.axes_of(program)
         self.ops = {o.name: o for o in graph.ops}
@@ -82,17 +80,11 @@ class _Lowering:
         for o in graph.ops:
             for i in o.inputs:
                 self.readers[i].append(o)
-        self.reads = {i.name: i for i in program.inputs}
-        self.buffers: dict[str, Buffer] = {}
         self.nodes: dict[str, list[TileNode]] = {PROLOGUE: [], BODY: [], EPILOGUE: [], GRID: []}
         self.value: dict[str, Expr] = {}
         self.operands: dict[tuple[str, DType, frozenset[str]], str] = {}
         self.published: list[str] = []
         self.depth: dict[frozenset[str], list[str]] = {}
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.t.threaded
 
     def run(self) -> TileProgram:
         for o in self.g.ops:
@@ -127,44 +119,6 @@ class _Lowering:
     def emit(self, phase: str, node: TileNode) -> None:
         self.nodes[phase].append(node)
 
-    def sizes(self, axes: Sequence[str], phase: str) -> Sizes:
-        """The axes of which a tile holds more than one position, with their sizes."""
-        sizes = ((a, self.shapes.size(a, phase)) for a in axes)
-        return tuple((a, n) for a, n in sizes if n > 1)
-
-    def ordered(self, axes: frozenset[str]) -> list[str]:
-        return [a.name for a in self.p.axes if a.name in axes]
-
-    def inexact(self, axes: Sequence[str], phase: str) -> tuple[str, ...]:
-        return tuple(a for a in axes if not self.shapes.exact(a, phase))
-
-    def buffer(self, b: Buffer) -> Buffer:
-        if b.place != FRAGMENT and not b.pitch:
-            b = replace(b, pitch=pitch(b.n_cols, self.t))
-        self.buffers[b.name] = b
-        return b
-
-    def vector(self, name: str, axes: frozenset[str], phase: str, dtype: DType = F32) -> Buffer:
-        """A shared tile for a reduced value."""
-        return self.buffer(Buffer(name, dtype, (), self.sizes(self.ordered(axes), phase), SHARED, phase))
-
-    def shared(self, name: str, domain: Sizes, phase: str, dtype: DType = F32) -> Buffer:
-        return self.buffer(Buffer(name, dtype, domain[:-1], domain[-1:], SHARED, phase))
-
-    def fragments(self, e: Expr) -> list[Buffer]:
-        return [self.buffers[b] for b in refs(e) if self.buffers[b].place == FRAGMENT]
-
-    def domain_of(self, e: Expr, axes: frozenset[str], phase: str) -> Sizes:
-        """The order in which positions are visited: a fragment's where the expression is made of one."""
-        wanted = {a for a, _ in self.sizes(self.ordered(axes), phase)}
-        tiles = [self.buffers[b] for b in refs(e)]
-        for b in sorted(tiles, key=lambda b: b.place != FRAGMENT):
-            if {a for a, _ in b.axes} == wanted:
-                return self.sizes([a for a, _ in b.axes], phase)
-        stored = [n for v in globals_of(e) for n in storage_order(self.reads[v])]
-        order = sorted(self.ordered(axes), key=lambda a: stored.index(a) if a in stored else -1)
-        return self.sizes(order, phase)
-
     def readable(self, e: Expr, phase: str, domain: Sizes) -> Expr:
         """The expression with fragments of another shape than `domain` put into shared memory first."""
         keep = self.main_fragment(e, domain)
@@ -177,9 +131,6 @@ class _Lowering:
                     self.emit(here, Compute(name, Ref(f.name)))
                 e = substitute(e, f.name, Ref(name))
         return e
-
-    def main_fragment(self, e: Expr, domain: Sizes) -> Buffer | None:
-        return next((f for f in self.fragments(e) if f.axes == domain), None)
 
     # --- rule 1: loads ------------------------------------------------------------------------------------------------
     def do_load(self, o: BlockOp) -> None:
@@ -305,8 +256,10 @@ class _Lowering:
 
     def unpacked(self, v: str, dtype: DType, over: frozenset[str], phase: str) -> str:
         """The same with floats in the place of quantised weights: the other operand sums in another order."""
-        return self.operand(v, dtype, over, phase) if self.weights.pop(v, None) is None else self.computed_operand(
-            v, self.value[v], dtype, over, phase
+        return (
+            self.operand(v, dtype, over, phase)
+            if self.weights.pop(v, None) is None
+            else self.computed_operand(v, self.value[v], dtype, over, phase)
         )
 
     def computed_operand(self, v: str, e: Expr, dtype: DType, over: frozenset[str], phase: str) -> str:

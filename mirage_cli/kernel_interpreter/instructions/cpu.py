@@ -17,7 +17,14 @@ from mirage_cli.kernel_interpreter.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.strand import Strand
 from mirage_cli.lax.dtypes import PACKED
 
-WHOLE = {"U2": (2, 0), "I2": (2, 2), "U4": (4, 0), "I4": (4, 8), "U8": (8, 0), "I8": (8, 128)}  #: bits, those turned in panels
+WHOLE = {
+    "U2": (2, 0),
+    "I2": (2, 2),
+    "U4": (4, 0),
+    "I4": (4, 8),
+    "U8": (8, 0),
+    "I8": (8, 128),
+}  #: bits, those turned in panels
 MOST_AT_ONCE = 1 << 11  #: lanes that run side by side, where they are not as many already
 WIDE = {"Sum::Wide": "double", "Max::Wide": "float"}
 for _name, _type in WIDE.items():
