@@ -108,18 +108,19 @@ bool agrees_quantised(const Shape& s, int first, int block, bool left, bool pane
     std::vector<float> reals(bytes.size()), scales(bytes.size());
     for (size_t i = 0; i < reals.size(); ++i) reals[i] = number(int(i)), scales[i] = number(int(i) + 3);
     const mirage_packing how = {0, 4, row, depth, wide * deep, Q::BITS, Q::TURNED};
-    const mirage_packing of_zeros = {0, 1, own_row, own_depth, wide * blocks, Q::BITS, Q::TURNED};
-    const mirage_packing of_floats = {0, 4, own_row, own_depth, wide * blocks, 0, 0};
+        const mirage_packing of_floats = {0, 4, own_row, own_depth, wide * blocks, 0, 0};
     constexpr bool WHOLE = std::is_same_v<typename Z::Element, uint8_t>;
-    void* const made[] = {pack(how, q.data()), WHOLE ? pack(of_zeros, bytes.data()) : pack(of_floats, reals.data()),
-                          pack(of_floats, scales.data())};
+    mirage_packing of_zeros = of_floats;
+    if constexpr (WHOLE) of_zeros = {0, 1, own_row, own_depth, wide * blocks, Z::BITS, Z::TURNED};
+    const void* const zeros = WHOLE ? static_cast<const void*>(bytes.data()) : reals.data();
+    void* const made[] = {pack(how, q.data()), pack(of_zeros, zeros), pack(of_floats, scales.data())};
     const auto of = [&](int i) { return panels ? made[i] : nullptr; };
     const int64_t at = first * own_row + own_depth;  // behind the first block
     const auto numbers = stored<Q>(q.data(), first * row + block * depth, row, depth, static_cast<const uint8_t*>(of(0)), deep);
     const auto scale = stored<Real<float>>(scales.data(), at, own_row, own_depth, static_cast<const float*>(of(2)), blocks);
     const auto zero = [&] {
         if constexpr (SAME) {
-            return same(3.0f);
+            return same_whole(3.0f);
         } else if constexpr (WHOLE) {
             return stored<Z>(bytes.data(), at, own_row, own_depth, static_cast<const uint8_t*>(of(1)), blocks);
         } else {
@@ -156,7 +157,7 @@ int failures_quantised(int rows, int cols, int depth, int block, int form) {
     const int first = form % 5 == 4 ? 21 : form % 3 * 16;
     const bool left = form % 7 == 0, panels = form % 8 != 5;
     return !agrees_quantised<U4, U4, true>(s, first, block, left, panels) + !agrees_quantised<U4, U4, false>(s, first, block, left, panels) +
-           !agrees_quantised<I4, I4, false>(s, first, block, left, panels) +
+           !agrees_quantised<I4, U8, false>(s, first, block, left, panels) +
            !agrees_quantised<U8, Real<float>, false>(s, first, block, left, panels) +
            !agrees_quantised<I8, I8, true>(s, first, block, left, panels) + !agrees_quantised<U2, U2, false>(s, first, block, left, panels);
 }

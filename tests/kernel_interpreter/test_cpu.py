@@ -10,9 +10,10 @@ import pytest
 from mirage_cli.codegen.requests.request import Packing
 from mirage_cli.codegen.source import MAX_PACKINGS, _panels
 from mirage_cli.kernel_proof.compare import Finding, compare
-from mirage_cli.lax.dtypes import F16, F32
+from mirage_cli.lax.dtypes import F16, F32, I4, U2, U4, U8, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.search.schedules.packed import weights
 from tests.codegen import kernels
 from tests.codegen.kernels import Case
 from tests.codegen.programs import NAMED, normed_keys, program
@@ -148,3 +149,56 @@ def test_iterations_of_other_loops_run_in_turn_where_they_need_one_another(
     text = case.render().text
     assert text.count("t6[i] = 0x0p+0f")
     assert found(case, text.replace("t6[i] = 0x0p+0f", f"t6[i] = {after}")).passed == passes
+
+
+def _quantised(g: Graph, numbers: DType, zero: str) -> int:
+    """x (q - zero) scale with 40 columns and two blocks of 32."""
+    stored = g.input("q", (40, 2, 32 // numbers.per_byte), U8, True)
+    q = g.cast(g.unpack(stored, numbers) if numbers.per_byte > 1 else stored, F32)
+    of_blocks = (
+        g.fill(8, F32, (40, 2, 1)) if zero == "same" else g.input("z", (40, 2, 1), U8 if zero == "whole" else F32, True)
+    )
+    q = g.map("mul", g.map("centred", q, g.cast(of_blocks, F32)), g.input("s", (40, 2, 1), F32, True))
+    return g.contract(g.input("x", (3, 2, 32), F32), q, [0, 1, 2], [3, 1, 2], [0, 3])
+
+
+def packed_cases(numbers: DType, zero: str, count: int) -> list[Case]:
+    """Kernels that take its scales with its numbers."""
+    made = built(lambda g: _quantised(g, numbers, zero))
+    return list(
+        kernels.cases("q", made, "cpu", count, kind=lambda b: any(w.of.scale for w in weights(made, b).values()))
+    )
+
+
+@pytest.fixture(scope="module")
+def quantised() -> Case:
+    """A product with numbers of 4 bits and zero points of their own."""
+    return packed_cases(U4, "whole", 1)[0]
+
+
+@pytest.mark.parametrize("numbers", [U4, I4, U2, U8], ids=str)
+@pytest.mark.parametrize("zero", ["same", "whole", "real"])
+def test_quantised_weights_stay_packed(numbers: DType, zero: str) -> None:
+    for case in packed_cases(numbers, zero, 3):
+        text = case.render().text
+        assert f"stored<{numbers.name.upper()}>" in text and "load_" not in text.replace("load_row", "")
+        assert found(case, text).passed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("stored<U4>(x2, ", "stored<U4>(x2, -1 + ", "of input"),
+        ("stored<U4>(", "stored<I4>(", "not packed as it is said to be"),
+        ("x1_panels2_1, 2)", "x3_panels2_1, 2)", "that of something else"),
+        ("64, 1, x2_panels64_1", "32, 1, x2_panels64_1", "not packed as it is said to be"),
+        ("(x1, b_at * 2", "(x1, b_at", "differs"),
+        (", 2), 32)", ", 2), 16)", "of input"),
+        (", 64, 1, 2560, 4, 0}", ", 64, 1, 2560, 4, 8}", "not packed as it is said to be"),
+        ("4, 64, 1, 2560", "1, 64, 1, 2560", "not packed as it is said to be"),
+    ],
+)
+def test_broken_quantised_weights_are_refuted(quantised: Case, before: str, after: str, why: str) -> None:
+    text = quantised.render().text
+    assert text.count(before), text
+    assert why in found(quantised, text.replace(before, after)).reason

@@ -96,12 +96,12 @@ def weights(model: onnx.ModelProto) -> int:
 def test_what_onnxruntime_joins_is_not_taken_apart_by_force(tmp_path: Path, cache: Path) -> None:
     random = np.random.default_rng(5)
     steps = "n = LayerNormalization (x, gain) w = DequantizeLinear <axis = 0, block_size = 16> (q, s) y = MatMul(n, w)"
-    q, s, gain = random.integers(-8, 8, (256, 256)).astype(ml_dtypes.int4), random.random((16, 256)), random.random(256)
+    q, s, gain = random.integers(-8, 8, (256, 256)).astype(np.int8), random.random((16, 256)), random.random(256)
     weights = {"q": q, "s": s.astype(np.float32), "gain": gain.astype(np.float32)}
     model = parsed(f"g (float[rows,256] x) => (float[rows,256] y) {{ {steps} }}", opset=21, ir_version=10, **weights)
     onnx.save(model, tmp_path / "model.onnx")
     file = tmp_path / "cpu.yaml"  # a CPU on which onnxruntime multiplies slowly, and starts an operator at once
-    file.write_text("{name: cpu, kernel_us: 0, cpu: {library_rate: 0.2}}")
+    file.write_text("{name: cpu, kernel_us: 0, cpu: {library_rate: 0.2, library_step: 0, library_bandwidth: 9}}")
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(cache), dry_run=True, target_file=str(file))
     options = replace(options, dim=("rows=1:64:128",))
     (fragment,) = anew(str(tmp_path / "model.onnx"), tmp_path / "out", options).fragments

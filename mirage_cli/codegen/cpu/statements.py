@@ -269,15 +269,17 @@ def _packed(at: CpuPositions, name: str, o: _Operand) -> _Operand:
 def _quantised(at: CpuPositions, w: Weights, phase: str) -> _Operand:
     """Weights that stay packed: numbers, zero points and scales as they are stored, each with its panels. Raises Refused."""
     own = {v: _matrix(at, w, v, phase) for v in w.matrices}
-    zero = own[w.of.zero].place if w.of.zero in own else k.call("same", _single(at, w.of.zero, phase))
-    scale = own[w.of.scale].place if w.of.scale in own else k.call("same", _single(at, w.of.scale or 1, phase))
+    zero, scale = (own[v].place if v in own else _single(at, v, phase) for v in (w.of.zero, w.of.scale or 1))
     place = k.call("quantised", own[w.of.numbers].place, zero, scale, w.block)
     return _Operand(place, 0, 0, tuple(p for o in own.values() for p in o.panels))
 
 
 def _single(at: CpuPositions, value: str | int, phase: str) -> ir.Expression:
-    """A number, or that of an input of one element."""
-    return float_number(value) if isinstance(value, int) else at.read(value, at.offset(at.reads[value].access, phase))
+    """One number for all, or that of an input of one element."""
+    if isinstance(value, int):
+        return k.call("same_whole", float_number(value))
+    whole = not at.p.sources[at.reads[value].source].dtype.is_float
+    return k.call("same_whole" if whole else "same", at.read(value, at.offset(at.reads[value].access, phase)))
 
 
 def _matrix(at: CpuPositions, w: Weights, value: str, phase: str) -> _Operand:

@@ -271,6 +271,7 @@ def _stored(
 
 
 @instruction("same")
+@instruction("same_whole")
 def _same(s: Any, static: Sequence[Any], value: Any) -> Same:
     return Same(Number(s.wide(value)))
 

@@ -51,11 +51,13 @@ template <class F, class T>
 MIRAGE_INLINE Stored<F> stored(const T* data, int64_t at, int64_t row, int64_t depth, const T* panels, int64_t deep) {
     return {reinterpret_cast<const typename F::Element*>(data), at, row, depth, panels, deep};
 }
-// One number for all.
+// One number for all, and one that is whole.
 struct Same {
     float value;
 };
+struct SameWhole : Same {};
 MIRAGE_INLINE Same same(float value) { return {value}; }
+MIRAGE_INLINE SameWhole same_whole(float value) { return {{value}}; }
 
 // The operand; `block` positions along the sum share a scale and a zero point.
 template <class Q, class Z, class S>
@@ -70,11 +72,29 @@ MIRAGE_INLINE Quantised<Q, Z, S> quantised(Stored<Q> numbers, Z zero, S scale, i
     return {numbers, zero, scale, block};
 }
 
+// Numbers that share bytes, the first one in the low bits: one of them, and a row as floats.
+template <int BITS, bool SIGNED>
+MIRAGE_INLINE float packed_number(const uint8_t* from, int64_t at) {
+    constexpr int PER = 8 / BITS, TOP = SIGNED ? 1 << (BITS - 1) : 0;
+    const int bits = (from[at / PER] >> (at % PER * BITS)) & ((1 << BITS) - 1);
+    return static_cast<float>((bits ^ TOP) - TOP);
+}
+template <int BITS, bool SIGNED>
+MIRAGE_INLINE void load_packed(float* __restrict to, const uint8_t* __restrict from, int64_t at, int n) {
+    constexpr int PER = 8 / BITS, LOW = (1 << BITS) - 1, TOP = SIGNED ? 1 << (BITS - 1) : 0;
+    int i = 0;
+    for (; i < n && (at + i) % PER != 0; ++i) to[i] = packed_number<BITS, SIGNED>(from, at + i);
+    const uint8_t* const whole = from + (at + i) / PER;
+    const int bytes = (n - i) / PER;
+    MIRAGE_VECTOR_LOOP
+    for (int k = 0; k < bytes; ++k)
+        for (int j = 0; j < PER; ++j)
+            to[i + k * PER + j] = static_cast<float>((((whole[k] >> (j * BITS)) & LOW) ^ TOP) - TOP);
+    for (i += bytes * PER; i < n; ++i) to[i] = packed_number<BITS, SIGNED>(from, at + i);
+}
 template <int BITS, bool SIGNED>
 MIRAGE_INLINE float element(const Stored<Whole<BITS, SIGNED>>& x, int64_t j, int64_t k) {
-    using F = Whole<BITS, SIGNED>;
-    const int64_t at = x.at + j * x.row + k * x.depth;
-    return static_cast<float>((((x.data[at * BITS / 8] >> (at * BITS % 8)) & F::LOW) ^ F::TURNED) - F::TURNED);
+    return packed_number<BITS, SIGNED>(x.data, x.at + j * x.row + k * x.depth);
 }
 template <class T>
 MIRAGE_INLINE float element(const Stored<Real<T>>& x, int64_t j, int64_t k) {
@@ -111,19 +131,20 @@ MIRAGE_INLINE OfBlocks<typename F::Element> of_blocks(const Stored<F>& x, int64_
 }
 MIRAGE_INLINE OfAll of_blocks(Same x, int64_t) { return {Vector{} + x.value}; }
 
-// Zero points beside numbers in words: whole ones are taken off together with what is more in a mantissa.
+// Zero points beside numbers in words: whole ones are taken off together with what is more in a mantissa; what makes of them those
+// of numbers whose top bits are turned.
 template <class Q, class Z>
 struct Zero {
-    static constexpr bool APART = false;
-    static constexpr int TURNED = 0;  // zero points in panels are turned as numbers are
-};
-template <class Q, class T>
-struct Zero<Q, Stored<Real<T>>> {
     static constexpr bool APART = true;
     static constexpr int TURNED = Q::TURNED;
 };
+template <class Q, int BITS, bool SIGNED>
+struct Zero<Q, Stored<Whole<BITS, SIGNED>>> {
+    static constexpr bool APART = false;
+    static constexpr int TURNED = Q::TURNED - Whole<BITS, SIGNED>::TURNED;
+};
 template <class Q>
-struct Zero<Q, Same> {
+struct Zero<Q, SameWhole> {
     static constexpr bool APART = false;
     static constexpr int TURNED = Q::TURNED;
 };
@@ -307,15 +328,28 @@ template <class C>
         }
     }
 }
-// The same of numbers as they are stored.
-template <class Q, class Z, class S>
-[[maybe_unused]] static void unpack(float* to, const Quantised<Q, Z, S>& b, int width, int64_t j, int64_t first, int depth) {
-    for (int k = 0; k < depth; ++k) {
-        const int64_t block = (first + k) / b.block;
-        for (int q = 0; q < BLOCK_COLS; ++q)
-            to[k * BLOCK_COLS + q] = q >= width ? 0.0f
-                                                : (element(b.numbers, j + q, first + k) - element(b.zero, j + q, block)) *
-                                                      element(b.scale, j + q, block);
+// The same of numbers as they are stored, `width` columns and zeros behind them.
+template <int BITS, bool SIGNED, class Z, class S>
+[[maybe_unused]] static void unpack(float* __restrict to, const Quantised<Whole<BITS, SIGNED>, Z, S>& b, int width, int64_t j,
+                                    int64_t first, int depth) {
+    const Stored<Whole<BITS, SIGNED>>& numbers = b.numbers;
+    float row[DEPTH > BLOCK_COLS ? DEPTH : BLOCK_COLS], zero[BLOCK_COLS] = {}, scale[BLOCK_COLS] = {};
+    Parts parts = {b.block, first / b.block - 1, 0, first % b.block};
+    for (int at = 0, part = 0; at < depth; at += part, to += part * BLOCK_COLS) {
+        part = parts.next(depth - at);
+        for (int q = 0; q < width; ++q) {
+            zero[q] = element(b.zero, j + q, parts.block);
+            scale[q] = element(b.scale, j + q, parts.block);
+        }
+        const int64_t from = numbers.at + j * numbers.row + (first + at) * numbers.depth;
+        for (int q = 0; q < BLOCK_COLS && numbers.depth == 1; ++q) {
+            if (q < width) load_packed<BITS, SIGNED>(row, numbers.data, from + q * numbers.row, part);
+            for (int k = 0; k < part; ++k) to[k * BLOCK_COLS + q] = q < width ? (row[k] - zero[q]) * scale[q] : 0.0f;
+        }
+        for (int k = 0; k < part && numbers.depth != 1; ++k) {
+            load_packed<BITS, SIGNED>(row, numbers.data, from + k * numbers.depth, width);
+            for (int q = 0; q < BLOCK_COLS; ++q) to[k * BLOCK_COLS + q] = q < width ? (row[q] - zero[q]) * scale[q] : 0.0f;
+        }
     }
 }
 template <class Form, class Q, class Z, class S>

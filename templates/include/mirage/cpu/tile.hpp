@@ -38,26 +38,6 @@ MIRAGE_INLINE void load_row(float* __restrict to, const T* __restrict from, int 
     MIRAGE_VECTOR_LOOP
     for (int k = i; k < n; ++k) to[k] = to_float(from[k]);
 }
-// Numbers that share bytes, the first one in the low bits: one of them, and a row as floats.
-template <int BITS, bool SIGNED>
-MIRAGE_INLINE float packed_number(const uint8_t* from, int64_t at) {
-    constexpr int PER = 8 / BITS, TOP = SIGNED ? 1 << (BITS - 1) : 0;
-    const int bits = (from[at / PER] >> (at % PER * BITS)) & ((1 << BITS) - 1);
-    return static_cast<float>((bits ^ TOP) - TOP);
-}
-template <int BITS, bool SIGNED>
-MIRAGE_INLINE void load_packed(float* __restrict to, const uint8_t* __restrict from, int64_t at, int n) {
-    constexpr int PER = 8 / BITS, LOW = (1 << BITS) - 1, TOP = SIGNED ? 1 << (BITS - 1) : 0;
-    int i = 0;
-    for (; i < n && (at + i) % PER != 0; ++i) to[i] = packed_number<BITS, SIGNED>(from, at + i);
-    const uint8_t* const whole = from + (at + i) / PER;
-    const int bytes = (n - i) / PER;
-    MIRAGE_VECTOR_LOOP
-    for (int k = 0; k < bytes; ++k)
-        for (int j = 0; j < PER; ++j)
-            to[i + k * PER + j] = static_cast<float>((((whole[k] >> (j * BITS)) & LOW) ^ TOP) - TOP);
-    for (i += bytes * PER; i < n; ++i) to[i] = packed_number<BITS, SIGNED>(from, at + i);
-}
 #define MIRAGE_PACKED(NAME, BITS, SIGNED)                                                                         \
     MIRAGE_INLINE float number_##NAME(const uint8_t* from, int64_t at) { return packed_number<BITS, SIGNED>(from, at); } \
     MIRAGE_INLINE void load_##NAME(float* __restrict to, const uint8_t* __restrict from, int64_t at, int n) {      \
