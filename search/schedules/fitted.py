@@ -21,7 +21,9 @@ class Cpu:
     streamed_half: float  #: streamed rows that reach half of that
     packed_rate: float  #: share of the rate that many packed rows reach
     packed_half: float  #: packed rows that reach half of that
-    large_pages: float  #: bandwidth of weights that the session has packed, which lie in large pages, over that of others
+    large_pages: (
+        float  #: bandwidth of weights that the session has packed, which lie in large pages, over that of others
+    )
     panel_rate: float  #: share of the rate that many rows reach with weights that the session has packed
     panel_half: float  #: rows that reach half of that
     shrink_flops: float  #: vector operations in the time of scaling a sum behind a running maximum, and adding to it
