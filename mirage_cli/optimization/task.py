@@ -21,7 +21,7 @@ from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.exporters.drawing.labels import microseconds
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import E4M3, E5M2, F16, I4, U4, from_numpy
+from mirage_cli.lax.dtypes import E4M3, E5M2, F16, PACKED, from_numpy
 from mirage_cli.lax.fragments.fragment import LaxFragment
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Program, Source
@@ -36,7 +36,7 @@ from mirage_cli.search.proof.statement import Statement
 from mirage_cli.search.schedules.original import FUSED
 from mirage_cli.search.schedules.target import load_target
 
-STORED = (I4, U4, E4M3, E5M2)  #: types that onnxruntime takes from models only, not from callers
+STORED = (*PACKED.values(), E4M3, E5M2)  #: types that onnxruntime takes from models only, not from callers
 
 
 def tensor_names(imported: Imported) -> dict[int, str]:

@@ -201,6 +201,8 @@ ELEMENT_TYPES: dict[ir.DataType, DType] = {
     ir.DataType.FLOAT8E5M2: dtypes.E5M2,
     ir.DataType.INT4: dtypes.I4,
     ir.DataType.UINT4: dtypes.U4,
+    ir.DataType.INT2: dtypes.I2,
+    ir.DataType.UINT2: dtypes.U2,
     ir.DataType.BOOL: dtypes.BOOL,
 }
 

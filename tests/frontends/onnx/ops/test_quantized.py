@@ -31,9 +31,10 @@ def model(node: onnx.NodeProto, weights: dict[str, Tensor | TensorProto], *, dee
     nodes = [node] if node.op_type == "MatMulNBits" else [node, helper.make_node("MatMul", ["x", "w"], ["y"])]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["a", "b", deep])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b", WIDE])
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    opset = 25 if any(t.data_type in (TensorProto.INT2, TensorProto.UINT2) for t in tensors) else 21
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph(nodes, "g", [x], [y], tensors)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=13 if opset == 25 else 10)
 
 
 def n_bits(bits: int, size: int, deep: int, others: dict[int, Tensor]) -> onnx.ModelProto:
@@ -73,7 +74,7 @@ def test_groups_of_positions() -> None:
     assert list(scattered.reasons.values()) == ["groups of positions that do not lie side by side"]
 
 
-@pytest.mark.parametrize("name", ["int4", "uint4", "int8", "uint8", "float8e4m3fn", "float8e5m2"])
+@pytest.mark.parametrize("name", ["int2", "uint2", "int4", "uint4", "int8", "uint8", "float8e4m3fn", "float8e5m2"])
 @pytest.mark.parametrize(
     ("scales", "attributes"),
     [((), {}), ((WIDE,), {"axis": 1}), ((DEEP,), {"axis": -2}), ((4, WIDE), {"axis": 0, "block_size": 16})],
@@ -81,7 +82,9 @@ def test_groups_of_positions() -> None:
 @pytest.mark.parametrize("zeros", [False, True])
 def test_dequantized_weights(name: str, scales: tuple[int, ...], attributes: dict[str, int], zeros: bool) -> None:
     kind = getattr(TensorProto, name.upper())
-    low, high = {"int4": (-8, 8), "uint4": (0, 16), "int8": (-128, 128), "uint8": (0, 256)}.get(name, (-9, 10))
+    bits = 0 if name.startswith("float") else int(name.removeprefix("u").removeprefix("int"))
+    low = 0 if name.startswith("u") else -(1 << bits - 1) if bits else -9
+    high = low + (1 << bits) if bits else 10
     if zeros and name.startswith("float"):
         pytest.skip("floats have no zero points")
 
