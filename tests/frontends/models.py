@@ -36,8 +36,8 @@ def read(model: onnx.ModelProto, options: Options | None = None) -> Imported:
 
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """The outputs in onnxruntime; where it joins dequantized weights and products, activations stay floats. Those of 2 bits are
-    not joined: the products that onnxruntime 1.31 makes of them are wrong."""
+    """The outputs in onnxruntime; where it joins dequantized weights and products, activations stay floats. Those of 2 bits
+    are not joined: the products that onnxruntime 1.31 makes of them are wrong."""
     options = onnxruntime.SessionOptions()
     if any(t.data_type in (TensorProto.INT2, TensorProto.UINT2) for t in model.graph.initializer):
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

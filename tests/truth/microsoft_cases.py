@@ -166,6 +166,11 @@ def quantized() -> list[Case]:
                 microsoft("MatMulNBits", f(3, deep), packed, scales, 8 + f(6, blocks), **own),
                 microsoft("MatMulNBits", f(3, deep), packed, scales, None, groups, **own),
             ]
+    scales, places = pos(9, 2), np.array([[3, -1], [0, 8]])
+    for bits in (2, 4, 8):
+        own = {"bits": bits, "block_size": 16, "loose": 4}
+        data, by = n(256, 9, 4 * bits, dtype=np.uint8), n(256, 9, -(-2 * bits // 8), dtype=np.uint8)
+        found += [microsoft("GatherBlockQuantized", data, places, scales, *z, **own) for z in ((), (by,))]
     u, signed = n(255, 2, 3, dtype=np.uint8), n(100, 3, 4, dtype=np.int8)
     z = s(7, np.uint8)
     found += [

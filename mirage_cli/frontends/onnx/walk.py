@@ -243,6 +243,8 @@ class _Walk:
                 self.learn(refusal)
             if isinstance(refusal, Unread):
                 node.outputs[0].shape = _shape(refusal.dims)
+                if refusal.dtype is not None:
+                    node.outputs[0].type = ir.TensorType(ir.DataType(_ONNX_TYPES[refusal.dtype]))
             self.opaque(node, str(refusal))
             return
         except (TypeError, ValueError, IndexError) as error:  # attributes and ranks that the checker does not look at

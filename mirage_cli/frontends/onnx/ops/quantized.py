@@ -7,7 +7,8 @@ import functools
 import numpy as np
 
 from mirage_cli.errors import Refused
-from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, Call, dimension, element_type, reads
+from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, Call, Unread, dimension, element_type, reads
+from mirage_cli.frontends.onnx.ops.views import gathered
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import PACKED, U8, DType
 from mirage_cli.lax.extents import Extent
@@ -107,7 +108,8 @@ def _dequantize_linear(call: Call) -> int:
         raise Refused(f"zero points of type {graph.dtype(zero)} for {graph.dtype(q)}")
     size = call.integer("block_size", 0)
     if size:
-        return _blocked(call, q, scale, zero, size)
+        at = dimension(call.integer("axis", 1), len(dims))
+        return graph.cast(_blocked(graph, q, scale, zero, at, size), dtype)
     single = graph.dims(scale) in ((), (1,))
     at = -1 if single else dimension(call.integer("axis", 1), len(dims))
     each: list[Extent] = [e if i == at else 1 for i, e in enumerate(dims)]
@@ -120,15 +122,39 @@ def _result_type(call: Call, of_scale: DType) -> DType:
     return element_type(code) if code else of_scale
 
 
-def _blocked(call: Call, q: int, scale: int, zero: int | None, size: int) -> int:
-    """The same for blocks of `size` along an axis."""
-    graph, dims = call.graph, call.graph.dims(q)
-    at = dimension(call.integer("axis", 1), len(dims))
+def _blocked(graph: Graph, q: int, scale: int, zero: int | None, at: int, size: Extent) -> int:
+    """The same for blocks of `size` along dimension `at`, in the type of the scale."""
+    dims, each = graph.dims(q), list(graph.dims(scale))
     blocks = ex.quotient(dims[at], size)
-    if blocks is None or graph.dims(scale)[at] != blocks:
+    if blocks is None or len(each) != len(dims) or each[at] != blocks:
         raise Refused(f"blocks of {size} that are not all full in a dimension of {dims[at]}")
+    each.insert(at + 1, 1)
     cut = graph.reshape(q, [*dims[:at], blocks, size, *dims[at + 1 :]])
-    each = [*dims[:at], blocks, 1, *dims[at + 1 :]]
     own = None if zero is None else graph.reshape(zero, each)
-    y = graph.reshape(_scaled(graph, cut, own, graph.reshape(scale, each)), dims)
-    return graph.cast(y, _result_type(call, graph.dtype(scale)))
+    return graph.reshape(_scaled(graph, cut, own, graph.reshape(scale, each)), dims)
+
+
+@reads("GatherBlockQuantized", domain=MICROSOFT)
+def _gather_block_quantized(call: Call) -> int:
+    """As Gather, of (q - z) s with a scale for each block: indices that are chosen at run time are refused"""
+    graph, stored, scale = call.graph, call.arg(0), call.arg(2)
+    bits, zero = call.integer("bits", 4), call.maybe(3)
+    if graph.dtype(stored) == U8:
+        if bits not in (2, 4, 8):
+            raise Refused(f"numbers of {bits} bits")
+        q = _numbers(graph, stored, bits)
+        rank = len(graph.dims(q))
+        if zero is None:
+            zero = graph.fill(1 << (bits - 1), graph.dtype(scale), graph.dims(scale))
+        else:
+            zero = graph.slice(_numbers(graph, zero, bits), rank - 1, 0, graph.dims(scale)[-1])
+    else:
+        q, rank = stored, len(graph.dims(stored))
+    at = dimension(call.integer("quantize_axis", 1), rank)
+    size = call.integer("block_size", 128) or graph.dims(q)[at]
+    axis = dimension(call.integer("gather_axis", 0), rank)
+    dims = graph.dims(q)
+    try:
+        return gathered(call, _blocked(graph, q, scale, zero, at, size), axis)
+    except Refused as refusal:  # onnx knows nothing of the result
+        raise Unread(str(refusal), (*dims[:axis], *call.dims(1), *dims[axis + 1 :]), graph.dtype(scale)) from None

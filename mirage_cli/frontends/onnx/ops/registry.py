@@ -29,11 +29,12 @@ Results: TypeAlias = int | Sequence[int | None]  #: one output, or all of them (
 
 
 class Unread(Refused):
-    """A node that is not read, but whose only result is known to have these dimensions."""
+    """A node that is not read, but whose only result is known to have these dimensions, and this element type where
+    inference may not find it."""
 
-    def __init__(self, reason: str, dims: Sequence[Extent]) -> None:
+    def __init__(self, reason: str, dims: Sequence[Extent], dtype: DType | None = None) -> None:
         super().__init__(reason)
-        self.dims = tuple(dims)
+        self.dims, self.dtype = tuple(dims), dtype
 
 
 class Scope(Protocol):

@@ -48,6 +48,7 @@ ELSEWHERE = {
     "GroupQueryAttention",
     "RotaryEmbedding",
     "DequantizeLinear",
+    "GatherBlockQuantized",
     "MatMulNBits",
 }  #: test_microsoft_attention.py, test_quantized.py
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli.lax.dtypes import I4, PACKED, U2, U4, packed, unpacked
 from mirage_cli.lax.ir import graph as g
-from tests.frontends.models import Tensor, agrees, noise, read
+from tests.frontends.models import Tensor, agrees, noise, parsed, read
 
 RANDOM = np.random.default_rng(7)
 DEEP, WIDE = 64, 6
@@ -119,3 +119,22 @@ def test_packed_numbers_that_the_model_does_not_hold_are_left() -> None:
     given.graph.input.append(helper.make_tensor_value_info("q", TensorProto.UINT8, q.dims))
     given.graph.initializer.remove(q)
     assert "that the model does not hold" in str(read(given).reasons)
+
+
+TABLE = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> g (int64[a,b] i) => (float[a,b,32] y) {
+    e = com.microsoft.GatherBlockQuantized <block_size = 16, bits = 4> (q, %s, s, z)
+    y = LayerNormalization (e, gain)
+}"""
+
+
+@pytest.mark.parametrize("wanted", ["i", "p"])
+def test_tables_in_blocks(wanted: str) -> None:
+    """Rows that are known are a view, here in front of a norm; of others the type and dimensions are known."""
+    tensors = {"q": whole(256, 9, 16), "s": noise(9, 2), "z": whole(256, 9, 1), "gain": noise(32)}
+    given = parsed(TABLE % wanted, **tensors, p=np.array([[2, 3, 4], [5, 6, 7]]))
+    if wanted == "p":
+        agrees(given, i=np.zeros((2, 3), np.int64))
+        return
+    imported = read(given)
+    assert list(imported.reasons.values()) == ["its indices are not known when the model is read"]
+    assert str(imported.graph.tensors[imported.values["e"]]) == "f32[a, b, 32]"
