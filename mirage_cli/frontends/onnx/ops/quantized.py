@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 
 import numpy as np
+import onnx_ir as ir
 
 from mirage_cli.errors import Refused
-from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, Call, Unread, dimension, element_type, reads
+from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, ONNX, Call, Unread, dimension, element_type, reads
 from mirage_cli.frontends.onnx.ops.views import gathered
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import PACKED, U8, DType
@@ -158,3 +159,50 @@ def _gather_block_quantized(call: Call) -> int:
         return gathered(call, _blocked(graph, q, scale, zero, at, size), axis)
     except Refused as refusal:  # onnx knows nothing of the result
         raise Unread(str(refusal), (*dims[:axis], *call.dims(1), *dims[axis + 1 :]), graph.dtype(scale)) from None
+
+
+# --- what stays: activations in 8 bits, and experts -----------------------------------------------------------------------
+def scales_integers(node: ir.Node) -> bool:
+    """True for what follows MatMulInteger where activations are quantised: the Cast of its sums, the product with scales, and
+    that of the scales. Runtimes make one operator of all these, which multiplies integers of 8 bits as such."""
+    if node.domain not in (ONNX, "ai.onnx"):
+        return False
+    if node.op_type == "Cast":
+        of_integers = any(_made_by(v, "MatMulInteger") for v in node.inputs)
+        return of_integers and any(user.op_type == "Mul" for user, _ in node.outputs[0].uses())
+    if node.op_type != "Mul":
+        return False
+    if any(_made_by(v, "DynamicQuantizeLinear") for v in node.inputs):
+        users = [user for user, _ in node.outputs[0].uses()]
+        return bool(users) and all(u.op_type == "Mul" and _ends_product(u) for u in users)
+    return _ends_product(node)
+
+
+def _ends_product(mul: ir.Node) -> bool:
+    makers = [v.producer() for v in mul.inputs if v is not None]
+    return any(m is not None and m.op_type == "Cast" and _made_by(m.inputs[0], "MatMulInteger") for m in makers)
+
+
+def _made_by(v: ir.Value | None, kind: str) -> bool:
+    maker = None if v is None else v.producer()
+    return maker is not None and maker.op_type == kind
+
+
+_STAYS = "Stays as it is; its result's shape is known"
+
+
+@reads("MatMulIntegerToFloat", "DynamicQuantizeMatMul", domain=MICROSOFT, how=_STAYS)
+def _integers(call: Call) -> int:
+    """Refused: a product of integers of 8 bits, which processors have instructions for and kernels here would convert."""
+    *outer, _ = call.dims(0)
+    scale = 3 if call.node.op_type == "MatMulIntegerToFloat" else 2
+    if len(call.dims(1)) != 2:
+        raise Refused("a product of integers with more than one matrix")
+    dims = (*outer, call.dims(1)[-1])
+    raise Unread("activations are quantised: their integers are multiplied", dims, call.dtype(scale))
+
+
+@reads("MoE", "QMoE", domain=MICROSOFT, how=_STAYS)
+def _experts(call: Call) -> int:
+    """Refused: which weights a row is multiplied with is known when the model runs."""
+    raise Unread("which experts a row takes is chosen at run time", call.dims(0), call.dtype(0))

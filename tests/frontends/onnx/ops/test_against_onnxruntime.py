@@ -48,8 +48,7 @@ ELSEWHERE = {
     "GroupQueryAttention",
     "RotaryEmbedding",
     "DequantizeLinear",
-    "GatherBlockQuantized",
-    "MatMulNBits",
+    *("DynamicQuantizeMatMul", "GatherBlockQuantized", "MatMulIntegerToFloat", "MatMulNBits", "MoE", "QMoE"),
 }  #: test_microsoft_attention.py, test_quantized.py
 
 

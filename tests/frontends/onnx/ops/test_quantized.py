@@ -138,3 +138,31 @@ def test_tables_in_blocks(wanted: str) -> None:
     imported = read(given)
     assert list(imported.reasons.values()) == ["its indices are not known when the model is read"]
     assert str(imported.graph.tensors[imported.values["e"]]) == "f32[a, b, 32]"
+
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> g (float[a,b,32] x, float[n,4] r)'
+DYNAMIC = f"""{HEAD} => (float[a,b,32] y) {{ v, k, z = DynamicQuantizeLinear(x) i = MatMulInteger(v, q, z) m = Mul(k, s)
+    c = Cast <to = 1> (i) p = Mul(c, m) y = Add(p, gain) }}"""
+
+
+def test_what_scales_sums_of_integers_stays_with_them() -> None:
+    imported = read(parsed(DYNAMIC, q=whole(256, 32, 32), s=noise(32), gain=noise(32)))
+    part = "it is a part of a product of integers, of which runtimes make one operator"
+    assert list(imported.reasons.values()) == ["the operator is not read"] * 2 + [part] * 3
+    assert isinstance(imported.graph.steps[imported.values["y"]], g.Map)  # the bias is read
+
+
+STAYS = {
+    "com.microsoft.DynamicQuantizeMatMul (x, q, s)": ("activations are quantised: their integers are multiplied", 16),
+    "com.microsoft.QMoE (x, r, e, t, , e, t)": ("which experts a row takes is chosen at run time", 32),
+}
+
+
+@pytest.mark.parametrize("node", STAYS)
+def test_results_of_what_stays_have_a_type(node: str) -> None:
+    weights = {"q": whole(256, 32, 16), "s": noise(16), "e": whole(256, 4, 32, 16), "t": noise(4, 32)}
+    text = f"{HEAD} => (float[a,b,c] y) {{ o = {node} y = Neg(o) }}"
+    imported = read(parsed(text, **weights))
+    reason, wide = STAYS[node]
+    assert list(imported.reasons.values()) == [reason]
+    assert str(imported.graph.tensors[imported.values["y"]]) == f"f32[a, b, {wide}]"
