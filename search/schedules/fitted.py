@@ -29,6 +29,7 @@ class Cpu:
     library_rate: float  #: share of the rate that products of onnxruntime with weights reach
     library_deep: float  #: how much longer they take for every doubling of many summed positions
     library_small: float  #: rows and columns with which products of activations reach half of that share
+    library_integers: float  #: times as fast as others products of integers of 8 bits are
     library_bandwidth: float  #: share of the bandwidth that onnxruntime reaches
     library_copies: float  #: the same where it copies what it has just computed
     library_special: float  #: share of the rate of vector operations that its elementwise operators reach
