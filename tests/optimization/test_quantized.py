@@ -19,6 +19,8 @@ from mirage_cli.checks import whole_model
 from mirage_cli.files.output import LIBRARY, MODEL
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
+from mirage_cli.verification.findings import VerifyOptions
+from mirage_cli.verification.story import verify_folder
 from tests.frontends.models import parsed
 from tests.optimized import anew, sample
 
@@ -89,6 +91,8 @@ def test_replaced_as_packed(case: str, tmp_path: Path, cache: Path) -> None:
     for output, wanted in exact.items():
         assert error(ours[output], wanted) <= 2 * error(original[output], wanted) + 1e-6
     assert weights(onnx.load_from_string(patched)) <= weights(onnx.load(path))  # nothing is unpacked
+    if case in WEIGHTS:
+        assert verify_folder(out, VerifyOptions()).passed
 
 
 def error(found: Any, wanted: Any) -> float:
