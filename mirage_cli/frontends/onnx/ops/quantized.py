@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from mirage_cli.errors import Refused
+from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, ONNX, Call, Unread, dimension, element_type, reads
 from mirage_cli.frontends.onnx.ops.views import gathered
 from mirage_cli.lax import extents as ex
@@ -40,23 +42,37 @@ def _scaled(graph: Graph, q: int, zero: int | None, scale: int) -> int:
 # --- products of packed blocks ------------------------------------------------------------------------------------------
 @reads("MatMulNBits", domain=MICROSOFT)
 def _matmul_n_bits(call: Call) -> int:
-    """A contraction with (q - z) s over blocks and the positions in them; a last block that is not full, apart."""
-    graph, x = call.graph, call.arg(0)
-    deep, wide, size = (call.integer(name, 0) for name in ("K", "N", "block_size"))
+    """A contraction with (q - z) s over blocks and the positions in them; of two blocks the last may be part of one."""
+    x, deep, wide, size = call.arg(0), *(call.integer(name, 0) for name in ("K", "N", "block_size"))
     bits = call.integer("bits", 4)
+    if bits not in (2, 4, 8) or min(deep, wide, size) < 1 or call.dims(0)[-1] != deep:
+        raise Refused(f"a product of {deep} with {wide} columns of {bits} bits in blocks of {size}")
+    with _of_shape((*call.dims(0)[:-1], wide), call.dtype(0)):
+        y = _over_blocks(call.graph, x, _weights(call, (wide, deep, size), bits), deep, size)
+        return call.graph.map("add", y, call.arg(5)) if call.has(5) else y
+
+
+@contextlib.contextmanager
+def _of_shape(dims: Sequence[Extent], dtype: DType) -> Iterator[None]:
+    """What is refused inside has a result of these dimensions and this type, which onnx cannot tell."""
+    try:
+        yield
+    except (Refused, InvalidGraph) as refusal:
+        raise Unread(str(refusal), dims, dtype) from None
+
+
+def _weights(call: Call, dims: tuple[int, int, int], bits: int) -> int:
+    """The weights of MatMulNBits, [N, blocks, positions]. Raises Refused."""
+    graph, (wide, deep, size) = call.graph, dims
     if call.integer("weight_prepacked", 0):
         raise Refused("weights in the layout of a GPU's kernel")
-    if bits not in (2, 4, 8) or min(deep, wide, size) < 1 or graph.dims(x)[-1] != deep:
-        raise Refused(f"a product of {deep} with {wide} columns of {bits} bits in blocks of {size}")
+    if deep % size and deep > 2 * size:
+        raise Refused(f"blocks of {size}, of which the last is not full: their positions in {deep} are on no axes")
     blocks = -(-deep // size)
     _check_groups(call, deep, size)
     numbers = graph.reshape(_numbers(graph, call.arg(1), bits), (wide, blocks, size))
     scale = graph.reshape(call.arg(2), (wide, blocks, 1))
-    zero = _zero_points(call, (wide, blocks), bits)
-    weights = _scaled(graph, numbers, zero, scale)
-    y = _over_blocks(graph, x, weights, deep, size)
-    bias = call.maybe(5)
-    return y if bias is None else graph.map("add", y, bias)
+    return _scaled(graph, numbers, _zero_points(call, (wide, blocks), bits), scale)
 
 
 def _check_groups(call: Call, deep: int, size: int) -> None:
@@ -155,10 +171,8 @@ def _gather_block_quantized(call: Call) -> int:
     size = call.integer("block_size", 128) or graph.dims(q)[at]
     axis = dimension(call.integer("gather_axis", 0), rank)
     dims = graph.dims(q)
-    try:
+    with _of_shape((*dims[:axis], *call.dims(1), *dims[axis + 1 :]), graph.dtype(scale)):
         return gathered(call, _blocked(graph, q, scale, zero, at, size), axis)
-    except Refused as refusal:  # onnx knows nothing of the result
-        raise Unread(str(refusal), (*dims[:axis], *call.dims(1), *dims[axis + 1 :]), graph.dtype(scale)) from None
 
 
 # --- what stays: activations in 8 bits, and experts -----------------------------------------------------------------------

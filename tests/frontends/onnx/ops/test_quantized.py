@@ -70,8 +70,17 @@ def test_zero_points_that_are_one_number() -> None:
 
 def test_groups_of_positions() -> None:
     agrees(n_bits(4, 16, 64, {4: np.arange(64, dtype=np.int32) // 16}), x=noise(2, 3, 64))
-    scattered = read(n_bits(4, 16, 64, {4: np.arange(64, dtype=np.int32) % 4}))
+    given = n_bits(4, 16, 64, {4: np.arange(64, dtype=np.int32) % 4})
+    given.graph.node.append(helper.make_node("Neg", ["y"], ["z"]))
+    given.graph.output[0].name = "z"
+    scattered = read(given)
     assert list(scattered.reasons.values()) == ["groups of positions that do not lie side by side"]
+    assert str(scattered.graph.tensors[scattered.values["y"]]) == "f32[a, b, 6]"
+
+
+def test_more_than_one_full_block_and_a_part() -> None:
+    (reason,) = read(n_bits(4, 32, 80, {})).reasons.values()
+    assert reason == "blocks of 32, of which the last is not full: their positions in 80 are on no axes"
 
 
 @pytest.mark.parametrize("name", ["int2", "uint2", "int4", "uint4", "int8", "uint8", "float8e4m3fn", "float8e5m2"])
