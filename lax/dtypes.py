@@ -96,7 +96,9 @@ _NUMPY = {
     np.dtype(np.uint8): U8,
     np.dtype(np.bool_): BOOL,
 }
-_FOREIGN = {"bfloat16": BF16, "int4": I4, "uint4": U4, "float8_e4m3fn": E4M3, "float8_e5m2": E5M2}
+_FOREIGN = {
+    "bfloat16": BF16, "int4": I4, "uint4": U4, "int2": I2, "uint2": U2, "float8_e4m3fn": E4M3, "float8_e5m2": E5M2,
+}  # fmt: skip
 
 
 def unpacked(packed: NDArray[np.uint8], dtype: DType) -> NDArray[np.int8]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits
@@ -21,7 +20,7 @@ from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.exporters.drawing.labels import microseconds
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import E4M3, E5M2, F16, I4, U4, from_numpy
+from mirage_cli.lax.dtypes import F16, from_numpy
 from mirage_cli.lax.fragments.fragment import LaxFragment
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Program, Source
@@ -31,12 +30,10 @@ from mirage_cli.patching.regions import Facts, Region, Regions
 from mirage_cli.planning.plan import FragmentPlan, Slower, TargetPlan
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.report import forms
-from mirage_cli.runtime import fusions
+from mirage_cli.runtime import fusions, sessions
 from mirage_cli.search.proof.statement import Statement
 from mirage_cli.search.schedules.original import BYTES, FUSED
 from mirage_cli.search.schedules.target import load_target
-
-STORED = (I4, U4, E4M3, E5M2)  #: types that onnxruntime takes from models only, not from callers
 
 
 def tensor_names(imported: Imported) -> dict[int, str]:
@@ -238,8 +235,7 @@ class Work:
             for name, t in zip(names[count:], self.inputs[count:], strict=True)
         ]
         proto, constants = ir.to_proto(model), self.constants(imported)
-        small = [k for k, t in enumerate(self.inputs[:count]) if k in constants and t.dtype in STORED]
-        proto.graph.initializer.extend(numpy_helper.from_array(constants[k], names[k]) for k in small)
+        sessions.hold(proto, {names[k]: w for k, w in constants.items()})
         own = proto.SerializeToString()
         return CheckJob(self.program, self.spec(), library, own, names, constants, tuple(extra), seed, limits)
 

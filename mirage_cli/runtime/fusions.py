@@ -3,7 +3,8 @@
 1. DequantizeLinear of weights in whole numbers with the products that read it;
 2. x Sigmoid(x), and GELU spelled out;
 3. a sum with the normalisation that reads it;
-4. a constant bias, and a constant factor, with the product in front of it.
+4. a constant bias, and a constant factor, with the product in front of it;
+5. MatMulInteger with what scales its sums, a constant bias, and the quantisation of an operand that nothing else reads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from mirage_cli.frontends.onnx.cached_attention import INSIDE
+from mirage_cli.frontends.onnx.ops.quantized import scales_integers
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
 ROUNDED = 4  #: the accuracy level of products that round activations to 8 bits
@@ -57,13 +59,20 @@ def _joined(node: ir.Node) -> bool:
     match node.op_type:
         case "DequantizeLinear":
             return _is_joined_with_product(node)
+        case "DynamicQuantizeLinear":
+            alone = not any(v.is_graph_output() for v in node.outputs)
+            return alone and [user.op_type for user, _ in node.outputs[0].uses()] == ["MatMulInteger"]
+        case "Cast":
+            return scales_integers(node)
         case "Sigmoid":
             return any(user.op_type == "Mul" and node.inputs[0] in user.inputs for user in _users(node))
         case "Add":
-            return _is_read_by_norm(node) or _is_constant_beside(node, _PRODUCTS) or _is_constant_beside(node, ("Erf",))
+            behind = any(m is not None and scales_integers(m) for m in _makers(node))
+            scaled = behind and any(map(_is_weight, node.inputs))
+            return scaled or _is_read_by_norm(node) or _is_constant_beside(node, (*_PRODUCTS, "Erf"))
         case "Mul" | "Div":
             before_erf = any(user.op_type == "Erf" for user in _users(node))
-            return before_erf or _is_constant_beside(node, _PRODUCTS) or _ends_gelu(node)
+            return before_erf or _is_constant_beside(node, _PRODUCTS) or _ends_gelu(node) or scales_integers(node)
     return False
 
 
@@ -94,14 +103,13 @@ def _is_packed(node: ir.Node) -> bool:
 
 def _is_constant_beside(node: ir.Node, kinds: tuple[str, ...]) -> bool:
     """True if one operand is a constant and the other the result of such a node."""
-    makers = [v.producer() if v is not None else None for v in node.inputs]
-    beside = any(maker is not None and maker.op_type in kinds for maker in makers)
+    beside = any(maker is not None and maker.op_type in kinds for maker in _makers(node))
     return beside and any(_is_weight(v) for v in node.inputs)
 
 
 def _ends_gelu(node: ir.Node) -> bool:
     """True for the products of 1 + erf(x / sqrt(2)) with x and, behind it, with a half."""
-    makers = [m for v in node.inputs if v is not None and (m := v.producer()) is not None]
+    makers = [m for m in _makers(node) if m is not None]
     half = any(_is_weight(v) for v in node.inputs) and any(m.op_type == "Mul" and _ends_gelu(m) for m in makers)
     return half or any(m.op_type == "Add" and _is_constant_beside(m, ("Erf",)) for m in makers)
 
@@ -110,6 +118,10 @@ def _is_weight(v: ir.Value | None) -> bool:
     """True for what is known when a session is made."""
     maker = None if v is None else v.producer()
     return v is not None and (v.const_value is not None or (maker is not None and maker.op_type == "Constant"))
+
+
+def _makers(node: ir.Node) -> list[ir.Node | None]:
+    return [v.producer() if v is not None else None for v in node.inputs]
 
 
 def _users(node: ir.Node) -> list[ir.Node]:

@@ -275,6 +275,14 @@ def run(session: Any, inputs: Mapping[str, NDArray[Any]], seconds: float = 0) ->
             raise _cuda_error(f"{FAILED}: {error}", _cuda_code(error)) from error
 
 
+def hold(model: onnx.ModelProto, weights: Mapping[str, NDArray[Any]]) -> None:
+    """Put weights into a model, as far as they are of types that onnxruntime takes from models only."""
+    from onnx import numpy_helper  # noqa: PLC0415
+
+    small = (numpy_helper.from_array(w, name) for name, w in weights.items() if w.dtype.name in _SMALL)
+    model.graph.initializer.extend(small)
+
+
 def _of_type(type_: str, array: Any) -> Any:
     """An output of onnxruntime; the bytes of float8e4m3fn, the one such type it hands over, as the numbers they are."""
     if type_ != "tensor(float8e4m3fn)" or array.dtype != np.uint8:

@@ -10,7 +10,7 @@ import onnx
 
 from mirage_cli.errors import Refused
 from mirage_cli.truth.calls.call import Meaning
-from mirage_cli.truth.layers import attention, losses, microsoft, normalization, pooling, quantized, recurrent
+from mirage_cli.truth.layers import attention, experts, losses, microsoft, normalization, pooling, quantized, recurrent
 from mirage_cli.truth.operators import (
     casts,
     control,
@@ -30,6 +30,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     casts,
     control,
     elementwise,
+    experts,
     gathering,
     linear,
     losses,

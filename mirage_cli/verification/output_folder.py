@@ -184,8 +184,9 @@ def check_job(
     extra: list[Extra] = [weights[k] if k in weights else f.spec.inputs[k] for k in range(count, len(node.input))]
     names = tuple(f"in{k}" for k in range(len(node.input)))
     constants = {k: w for k, w in weights.items() if k < count}
-    proto = _fragment_model(f, model, names, [o.name for o in program.outputs]).SerializeToString()
-    return CheckJob(program, f.spec, library, proto, names, constants, tuple(extra), seed, limits)
+    proto = _fragment_model(f, model, names, [o.name for o in program.outputs])
+    sessions.hold(proto, {names[k]: w for k, w in constants.items()})
+    return CheckJob(program, f.spec, library, proto.SerializeToString(), names, constants, tuple(extra), seed, limits)
 
 
 def _fragment_model(

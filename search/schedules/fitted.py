@@ -31,6 +31,7 @@ class Cpu:
     library_rate: float  #: share of the rate that products of onnxruntime with weights reach
     library_deep: float  #: how much longer they take for every doubling of many summed positions
     library_small: float  #: rows and columns with which products of activations reach half of that share
+    library_integers: float  #: times as fast as others products of integers of 8 bits are
     library_bandwidth: float  #: share of the bandwidth that onnxruntime reaches
     library_packed: float  #: vector operations in which its products unpack a number, when they have several rows
     library_step: float  #: the same when they have one

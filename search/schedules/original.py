@@ -2,8 +2,8 @@
 
 On a CPU that is onnxruntime, as it runs what stays when a session is made (`runtime/fusions.py` counts its operators):
 
-1. products with weights, read from memory and then multiplied; sums over many positions are slower; those of quantised weights
-   unpack them first, or multiply bytes;
+1. products with weights, read from memory and then multiplied; sums over many positions are slower, products of integers of
+   8 bits faster; those of other quantised weights unpack them first, or multiply bytes;
 2. products of activations, as in attention, which are small and many;
 3. everything elementwise between products, which is joined: it reads and writes once;
 4. the operators that are left over, which copy: transposes, slices, concatenations.
@@ -68,6 +68,17 @@ class _Original:
         return {name: (s.dtype.size, s.constant) for name, s in sources}
 
     @cached_property
+    def whole(self) -> dict[str, bool]:
+        """For each read of a source whether its elements are integers of 8 bits."""
+        types = ((i.name, self.program.sources[i.source].dtype) for i in self.program.inputs)
+        return {name: t.kind == "int" and t.bits == 8 for name, t in types}
+
+    @cached_property
+    def makers(self) -> dict[str, Node]:
+        """For each value that is computed the node that does."""
+        return {n.name: n for n in self.program.nodes}
+
+    @cached_property
     def weights(self) -> dict[str, frozenset[str]]:
         """For each value that is computed of weights of the model alone, or of nothing, the reads of them behind it."""
         behind: dict[str, frozenset[str]] = {}
@@ -100,6 +111,17 @@ class _Original:
         """True for what is computed of weights, some of which are numbers of at most 8 bits."""
         return any(self.reads[i][0] <= 1.0 for i in self.weights.get(value, frozenset()))
 
+    def holds_bytes(self, value: str) -> bool:
+        """True for integers of 8 bits, alone or with what is smaller than they (scales, zero points)."""
+        behind, todo = set[str](), [value]
+        while todo:
+            v = todo.pop()
+            behind.add(v)
+            todo += self.makers[v].inputs if v in self.makers else ()
+        if any(self.makers[v].op == "contract" for v in behind & self.makers.keys()):
+            return False
+        return {self.whole[v] for v in behind & self.whole.keys() if self.size(v) == self.size(value)} == {True}
+
     def flops(self, product: Node) -> float:
         """Multiply-adds of a product, times two."""
         axes = frozenset(product.over).union(*(self.program.axes_of(i) for i in product.inputs))
@@ -131,7 +153,8 @@ class _Original:
             side = math.sqrt(self.size(n.name) / math.prod(self.extents[a] for a in batch))
             slower = 1 + c.library_small / max(side, 1.0)
             return seconds * slower / c.library_rate + self.activations(n) / (t.bandwidth * c.library_copies)
-        if (numbers := sum(self.size(i) for i in n.inputs if self.is_quantised(i))) > 0:
+        integers = all(map(self.holds_bytes, n.inputs))
+        if not integers and (numbers := sum(self.size(i) for i in n.inputs if self.is_quantised(i))) > 0:
             rows = self.flops(n) / (2 * numbers)
             unpacked = c.library_bytes if self.in_bytes else c.library_step if rows == 1 else c.library_packed
             read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
@@ -139,7 +162,8 @@ class _Original:
             return seconds / rate + max(numbers * unpacked / (t.special * t.units), read)
         slower = 1 + c.library_deep * max(0.0, math.log2(max(depth, 1) / DEEP))
         read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
-        return seconds * slower / c.library_rate + read
+        faster = c.library_integers if integers else 1.0
+        return seconds * slower / (c.library_rate * faster) + read
 
     def elementwise(self, operations: float, moved: float) -> float:
         """Seconds of elementwise nodes that are joined (case 3)."""

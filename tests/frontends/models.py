@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import TensorProto, numpy_helper, parser
 
 from mirage_cli.frontends.imported import Imported, Options
 from mirage_cli.frontends.onnx import front_end
@@ -36,8 +36,11 @@ def read(model: onnx.ModelProto, options: Options | None = None) -> Imported:
 
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """The outputs in onnxruntime; where it joins dequantized weights and products, activations stay floats."""
+    """The outputs in onnxruntime; where it joins dequantized weights and products, activations stay floats. Those of 2 bits
+    are not joined: the products that onnxruntime 1.31 makes of them are wrong."""
     options = onnxruntime.SessionOptions()
+    if any(t.data_type in (TensorProto.INT2, TensorProto.UINT2) for t in model.graph.initializer):
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     return list(alone.session(model, options).run(None, dict(inputs)))
 

@@ -19,6 +19,8 @@ from mirage_cli.checks import whole_model
 from mirage_cli.files.output import LIBRARY, MODEL
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
+from mirage_cli.verification.findings import VerifyOptions
+from mirage_cli.verification.story import verify_folder
 from tests.frontends.models import parsed
 from tests.optimized import anew, sample
 
@@ -33,6 +35,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "int4": ("rmsnorm_linear_fp32", {"is_symmetric": True, "quant_format": QuantFormat.QDQ}),
     "uint4": ("norm_gated_mlp_fp32", {"is_symmetric": False, "quant_format": QuantFormat.QDQ}),
 }
+
+WEIGHTS = {"float8": (ml_dtypes.float8_e4m3fn, 1), "int2": (ml_dtypes.int2, 0)}
 
 
 def quantized(name: str, path: Path, **how: Any) -> Path:
@@ -52,19 +56,25 @@ def quantized(name: str, path: Path, **how: Any) -> Path:
     return path
 
 
-def of_floats(path: Path) -> Path:
-    """A product with a weight in float8e4m3fn that has a scale for each column."""
+def dequantized(path: Path, kind: Any, axis: int) -> Path:
+    """A product with a weight that has a scale for each column, or for each row (onnxruntime joins nothing then)."""
     random = np.random.default_rng(5)
-    q, scale = random.standard_normal((64, 48)), 0.1 + random.random(48).astype(np.float32)
-    text = "g (float[4,64] x) => (float[4,48] y) { w = DequantizeLinear <axis = 1> (q, s) y = MatMul(x, w) }"
-    onnx.save(parsed(text, opset=21, ir_version=10, q=q.astype(ml_dtypes.float8_e4m3fn), s=scale), path)
+    q, scale = random.standard_normal((64, 48)), 0.1 + random.random((64, 48)[axis]).astype(np.float32)
+    text = (
+        "g (float[4,64] x) => (float[4,48] y)"
+        f"{{ n = Relu(x) w = DequantizeLinear <axis = {axis}> (q, s) p = MatMul(n, w) y = Tanh(p) }}"
+    )
+    onnx.save(parsed(text, opset=25, ir_version=13, q=np.clip(q, -2, 1).astype(kind), s=scale), path)
     return path
 
 
-@pytest.mark.parametrize("case", ["float8", *CASES])
+@pytest.mark.parametrize("case", [*WEIGHTS, *CASES])
 def test_replaced_as_packed(case: str, tmp_path: Path, cache: Path) -> None:
     path, out = tmp_path / "model.onnx", tmp_path / "out"
-    path = of_floats(path) if case == "float8" else quantized(CASES[case][0], path, **CASES[case][1])
+    if case in WEIGHTS:
+        path = dequantized(path, *WEIGHTS[case])
+    else:
+        path = quantized(CASES[case][0], path, **CASES[case][1])
     report = anew(str(path), out, Options(target=("cpu",), force=True, jobs=1, cache=str(cache)))
     assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}
     assert report.coverage["flops"] == 1.0
@@ -81,6 +91,8 @@ def test_replaced_as_packed(case: str, tmp_path: Path, cache: Path) -> None:
     for output, wanted in exact.items():
         assert error(ours[output], wanted) <= 2 * error(original[output], wanted) + 1e-6
     assert weights(onnx.load_from_string(patched)) <= weights(onnx.load(path))  # nothing is unpacked
+    if case in WEIGHTS:
+        assert verify_folder(out, VerifyOptions()).passed
 
 
 def error(found: Any, wanted: Any) -> float:

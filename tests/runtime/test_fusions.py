@@ -15,6 +15,7 @@ from mirage_cli.runtime import fusions
 from tests.frontends.models import parsed
 
 X = "g (float[4,32] x) => "
+INTEGERS = "v, k, z = DynamicQuantizeLinear(x) i = MatMulInteger(v, b, z) r = Mul(k, t) c = Cast <to = 1> (i)"
 CASES = {
     "int4": f"{X}(float[4,16] y) {{ w = DequantizeLinear <axis = 0, block_size = 16> (q, s) y = MatMul(x, w) }}",
     "int8": f"{X}(float[4,16] y) {{ w = DequantizeLinear <axis = 1> (b, t) y = MatMul(x, w) }}",
@@ -24,6 +25,8 @@ CASES = {
     "skip": "g (float[2,4,32] x) => (float[2,4,32] y) { u = Add(x, x) y = LayerNormalization <axis = -1> (u, gain) }",
     "norm": f"{X}(float[4,32] y) {{ a = Neg(x) u = Add(x, a) y = LayerNormalization <axis = -1> (u, gain) }}",
     "bias": f"{X}(float[4,16] y) {{ m = MatMul(x, f) y = Add(m, bias) }}",
+    "integers": f"{X}(float[4,16] y) {{ {INTEGERS} o = Mul(c, r) y = Add(o, bias) }}",
+    "shared": f"{X}(float[4,16] y, uint8[4,32] v) {{ {INTEGERS} y = Mul(r, c) }}",
     "sum": f"{X}(float[4,32] y) {{ a = Neg(x) y = Add(x, a) }}",
 }
 

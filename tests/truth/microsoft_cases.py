@@ -166,6 +166,11 @@ def quantized() -> list[Case]:
                 microsoft("MatMulNBits", f(3, deep), packed, scales, 8 + f(6, blocks), **own),
                 microsoft("MatMulNBits", f(3, deep), packed, scales, None, groups, **own),
             ]
+    scales, places = pos(9, 2), np.array([[3, -1], [0, 8]])
+    for bits in (2, 4, 8):
+        own = {"bits": bits, "block_size": 16, "loose": 4}
+        data, by = n(256, 9, 4 * bits, dtype=np.uint8), n(256, 9, -(-2 * bits // 8), dtype=np.uint8)
+        found += [microsoft("GatherBlockQuantized", data, places, scales, *z, **own) for z in ((), (by,))]
     u, signed = n(255, 2, 3, dtype=np.uint8), n(100, 3, 4, dtype=np.int8)
     z = s(7, np.uint8)
     found += [
@@ -184,4 +189,26 @@ def quantized() -> list[Case]:
     return found
 
 
-CASES = [*simple(), *attentions(), *decoding(), *grouped(), *quantized()]
+def experts() -> list[Case]:
+    """MoE and QMoE."""
+    x, rows, found = f(2, 3, 32), f(6, 4), list[Case]()
+    first, second, biases = f(4, 16, 32), f(4, 32, 16), (f(4, 16), f(4, 32))
+    for kind in ("relu", "gelu", "silu", "identity"):
+        own = {"k": 2, "activation_type": kind, "normalize_routing_weights": int(kind == "gelu"), "loose": 16}
+        found.append(microsoft("MoE", x, rows, first, biases[0], second, biases[1], **own))
+    gated = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1, "normalize_routing_weights": 1, "loose": 64}
+    found.append(microsoft("MoE", x, rows, f(4, 16, 32), None, f(4, 32, 8), **gated))
+    gated |= {"activation_alpha": 1.7, "activation_beta": 1.0, "swiglu_limit": 2.0}
+    for bits, size in ((2, 0), (4, 0), (8, 0), (4, 16)):
+        blocks = (2, 1) if size else (None, None)
+        own = {**gated, "expert_weight_bits": bits} | ({"block_size": size} if size else {})
+        q = [n(256, 4, wide, deep * bits // 8, dtype=np.uint8) for wide, deep in ((32, 32), (32, 16))]
+        s = [pos(4, 32, *([b] if b else [])) / 100 for b in blocks]
+        zeros = [n(256, 4, *([32, 1] if size else [32 * bits // 8]), dtype=np.uint8) for _ in q]
+        given = (x, rows, q[0], s[0], f(4, 32), q[1], s[1], f(4, 32))
+        found.append(microsoft("QMoE", *given, **own))
+        found.append(microsoft("QMoE", *given, None, None, None, *zeros, None, pos(6, 4), **own))
+    return found
+
+
+CASES = [*simple(), *attentions(), *decoding(), *grouped(), *quantized(), *experts()]

@@ -20,6 +20,7 @@ from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx import fragile, tolerated
 from mirage_cli.frontends.onnx.ops import READERS, positions, shape_values
+from mirage_cli.frontends.onnx.ops.quantized import scales_integers
 from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results, Unread
 from mirage_cli.frontends.onnx.ops.shape_values import Known
 from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET
@@ -243,6 +244,8 @@ class _Walk:
                 self.learn(refusal)
             if isinstance(refusal, Unread):
                 node.outputs[0].shape = _shape(refusal.dims)
+                if refusal.dtype is not None:
+                    node.outputs[0].type = ir.TensorType(ir.DataType(_ONNX_TYPES[refusal.dtype]))
             self.opaque(node, str(refusal))
             return
         except (TypeError, ValueError, IndexError) as error:  # attributes and ranks that the checker does not look at
@@ -288,6 +291,8 @@ class _Walk:
             raise Refused(f"operators of opset {version} are not read (from {OLDEST_OPSET} on)")
         if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
             raise Refused("it contains sub-graphs")
+        if scales_integers(node):
+            raise Refused("it is a part of a product of integers, of which runtimes make one operator")
         if reader is None:
             kind = "operator" if domain == "" else f"operator of domain {domain}"
             raise Refused(f"the {kind} is not read")

@@ -210,3 +210,26 @@ def _zero_points(call: Call, wide: int, blocks: int, bits: int) -> Array:
         return np.full((wide, blocks), 1 << (bits - 1))
     given = call.array(3)
     return given.reshape(wide, blocks) if given.dtype.kind == "f" else unpacked(given.reshape(wide, -1), bits, blocks)
+
+
+@meaning("GatherBlockQuantized", domain="com.microsoft")
+def _gather_block_quantized(call: Call) -> Tensor:
+    x, indices, scale, zero = call.array(0), call.array(1).astype(np.int64), call.array(2), call.maybe(3)
+    if call.tensor(0).type == TensorProto.UINT8:
+        bits = call.integer("bits", 4)
+        x = unpacked(x, bits, x.shape[-1] * 8 // bits)
+        zero = np.array(1 << (bits - 1)) if zero is None else unpacked(zero, bits, scale.shape[-1])
+    at = at_axis(call.integer("quantize_axis", 1), x.ndim)
+    size = call.integer("block_size", 128) or x.shape[at]
+
+    def each(factors: Array) -> Array:
+        return np.take(np.repeat(factors, size, at), range(x.shape[at]), at) if factors.ndim else factors
+
+    numbers = x.astype(np.float64) - (0 if zero is None else each(zero).astype(np.float64))
+    axis = at_axis(call.integer("gather_axis", 0), x.ndim)
+    there = (indices >= -x.shape[axis]) & (indices < x.shape[axis])
+    shape = [*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]]
+    call.limits.check_shape(shape)
+    found = np.take(numbers * each(scale), np.where(there, indices, 0), axis).reshape(shape)
+    known = there.reshape([1] * axis + [*there.shape] + [1] * (x.ndim - axis - 1))
+    return call.like(np.where(known, found, 0.0), 2)

@@ -49,6 +49,8 @@ enum class Element : int {
     e5m2 = 19,
     u4 = 21,
     i4 = 22,
+    u2 = 24,  // its own numbers from here on, not those of ONNX
+    i2 = 25,
 };
 
 // One entry of the table.

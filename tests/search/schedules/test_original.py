@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mirage_cli.lax.dtypes import F32, DType
+from mirage_cli.lax.dtypes import F32, I8, U8, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
@@ -84,6 +84,19 @@ def test_more_rows_cost_more() -> None:
     p = program(linear(DEEP, "rows"), F32)
     few, many = (original_us(p, 1, cpu(), {"rows": n}) for n in (1, 512))
     assert 5 * few < many
+
+
+def test_integers_are_multiplied_faster() -> None:
+    def quantised(x: DType) -> Build:
+        def build(g: Graph, t: DType) -> Sequence[int]:
+            w = g.cast(g.input("w", (DEEP, 512), I8, constant=True), t)
+            scaled = [g.cast(g.input("x", (512, DEEP), x), t), g.input("s", (1, 1), t)]
+            return [compose.linear(g, g.map("mul", *scaled), g.map("mul", w, g.input("r", (1, 512), t, constant=True)))]
+
+        return build
+
+    times = [original_us(program(quantised(x), F32), 1, cpu(library_integers=4.0)) for x in (U8, F32)]
+    assert 3 * times[0] < times[1]
 
 
 def test_small_products_of_activations_are_slow_and_large_ones_are_not() -> None:

@@ -29,11 +29,12 @@ Results: TypeAlias = int | Sequence[int | None]  #: one output, or all of them (
 
 
 class Unread(Refused):
-    """A node that is not read, but whose only result is known to have these dimensions."""
+    """A node that is not read, but whose only result is known to have these dimensions, and this element type where
+    inference may not find it."""
 
-    def __init__(self, reason: str, dims: Sequence[Extent]) -> None:
+    def __init__(self, reason: str, dims: Sequence[Extent], dtype: DType | None = None) -> None:
         super().__init__(reason)
-        self.dims = tuple(dims)
+        self.dims, self.dtype = tuple(dims), dtype
 
 
 class Scope(Protocol):
@@ -201,6 +202,8 @@ ELEMENT_TYPES: dict[ir.DataType, DType] = {
     ir.DataType.FLOAT8E5M2: dtypes.E5M2,
     ir.DataType.INT4: dtypes.I4,
     ir.DataType.UINT4: dtypes.U4,
+    ir.DataType.INT2: dtypes.I2,
+    ir.DataType.UINT2: dtypes.U2,
     ir.DataType.BOOL: dtypes.BOOL,
 }
 

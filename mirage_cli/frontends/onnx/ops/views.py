@@ -304,15 +304,19 @@ def _slice_of(start: int, end: int, step: int) -> slice:
 @reads("Gather")
 def _gather(call: Call) -> int:
     """`Slice`s for constant indices (joined by `Concat` where they are no arithmetic run); others are refused."""
-    graph, x = call.graph, call.arg(0)
-    axis = call.axis(0, len(graph.dims(x)))
+    return gathered(call, call.arg(0), call.axis(0, len(call.dims(0))))
+
+
+def gathered(call: Call, x: int, axis: int) -> int:
+    """The elements of `x` at the indices that are input 1, whose dimensions take the place of dimension `axis`. Raises Refused
+    where they are chosen at run time."""
     known = call.scope.known(call.tensor(1))
-    if known is None:
-        moving = walk(call, 1)
-        if moving is None:
-            raise Refused("its indices are not known when the model is read")
-        return _walked(graph, x, axis, moving, call.dims(1))
-    return picked(call, x, axis, call.ints(1), known.shape)
+    if known is not None:
+        return picked(call, x, axis, call.ints(1), known.shape)
+    moving = walk(call, 1)
+    if moving is None:
+        raise Refused("its indices are not known when the model is read")
+    return _walked(call.graph, x, axis, moving, call.dims(1))
 
 
 def picked(call: Call, x: int, axis: int, indices: list[int], shape: tuple[int, ...]) -> int:

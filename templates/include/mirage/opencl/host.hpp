@@ -64,6 +64,8 @@ inline size_t bytes_of(const mirage::Tensor& tensor, const int64_t* symbols) {
     for (int d = 0; d < tensor.rank; ++d)
         if (evaluate(tensor.dims[d], symbols, -1, &extent) == Known::yes) count *= extent;
     switch (tensor.element) {
+        case ort::Element::u2:
+        case ort::Element::i2: return size_t((count + 3) / 4);
         case ort::Element::u4:
         case ort::Element::i4: return size_t((count + 1) / 2);
         case ort::Element::u8:

@@ -48,7 +48,7 @@ ELSEWHERE = {
     "GroupQueryAttention",
     "RotaryEmbedding",
     "DequantizeLinear",
-    "MatMulNBits",
+    *("DynamicQuantizeMatMul", "GatherBlockQuantized", "MatMulIntegerToFloat", "MatMulNBits", "MoE", "QMoE"),
 }  #: test_microsoft_attention.py, test_quantized.py
 
 

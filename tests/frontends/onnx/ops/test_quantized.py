@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli.lax.dtypes import I4, PACKED, U2, U4, packed, unpacked
 from mirage_cli.lax.ir import graph as g
-from tests.frontends.models import Tensor, agrees, noise, read
+from tests.frontends.models import Tensor, agrees, noise, parsed, read
 
 RANDOM = np.random.default_rng(7)
 DEEP, WIDE = 64, 6
@@ -31,9 +31,10 @@ def model(node: onnx.NodeProto, weights: dict[str, Tensor | TensorProto], *, dee
     nodes = [node] if node.op_type == "MatMulNBits" else [node, helper.make_node("MatMul", ["x", "w"], ["y"])]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["a", "b", deep])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b", WIDE])
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    opset = 25 if any(t.data_type in (TensorProto.INT2, TensorProto.UINT2) for t in tensors) else 21
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph(nodes, "g", [x], [y], tensors)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=13 if opset == 25 else 10)
 
 
 def n_bits(bits: int, size: int, deep: int, others: dict[int, Tensor]) -> onnx.ModelProto:
@@ -69,11 +70,20 @@ def test_zero_points_that_are_one_number() -> None:
 
 def test_groups_of_positions() -> None:
     agrees(n_bits(4, 16, 64, {4: np.arange(64, dtype=np.int32) // 16}), x=noise(2, 3, 64))
-    scattered = read(n_bits(4, 16, 64, {4: np.arange(64, dtype=np.int32) % 4}))
+    given = n_bits(4, 16, 64, {4: np.arange(64, dtype=np.int32) % 4})
+    given.graph.node.append(helper.make_node("Neg", ["y"], ["z"]))
+    given.graph.output[0].name = "z"
+    scattered = read(given)
     assert list(scattered.reasons.values()) == ["groups of positions that do not lie side by side"]
+    assert str(scattered.graph.tensors[scattered.values["y"]]) == "f32[a, b, 6]"
 
 
-@pytest.mark.parametrize("name", ["int4", "uint4", "int8", "uint8", "float8e4m3fn", "float8e5m2"])
+def test_more_than_one_full_block_and_a_part() -> None:
+    (reason,) = read(n_bits(4, 32, 80, {})).reasons.values()
+    assert reason == "blocks of 32, of which the last is not full: their positions in 80 are on no axes"
+
+
+@pytest.mark.parametrize("name", ["int2", "uint2", "int4", "uint4", "int8", "uint8", "float8e4m3fn", "float8e5m2"])
 @pytest.mark.parametrize(
     ("scales", "attributes"),
     [((), {}), ((WIDE,), {"axis": 1}), ((DEEP,), {"axis": -2}), ((4, WIDE), {"axis": 0, "block_size": 16})],
@@ -81,7 +91,9 @@ def test_groups_of_positions() -> None:
 @pytest.mark.parametrize("zeros", [False, True])
 def test_dequantized_weights(name: str, scales: tuple[int, ...], attributes: dict[str, int], zeros: bool) -> None:
     kind = getattr(TensorProto, name.upper())
-    low, high = {"int4": (-8, 8), "uint4": (0, 16), "int8": (-128, 128), "uint8": (0, 256)}.get(name, (-9, 10))
+    bits = 0 if name.startswith("float") else int(name.removeprefix("u").removeprefix("int"))
+    low = 0 if name.startswith("u") else -(1 << bits - 1) if bits else -9
+    high = low + (1 << bits) if bits else 10
     if zeros and name.startswith("float"):
         pytest.skip("floats have no zero points")
 
@@ -116,3 +128,50 @@ def test_packed_numbers_that_the_model_does_not_hold_are_left() -> None:
     given.graph.input.append(helper.make_tensor_value_info("q", TensorProto.UINT8, q.dims))
     given.graph.initializer.remove(q)
     assert "that the model does not hold" in str(read(given).reasons)
+
+
+TABLE = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> g (int64[a,b] i) => (float[a,b,32] y) {
+    e = com.microsoft.GatherBlockQuantized <block_size = 16, bits = 4> (q, %s, s, z)
+    y = LayerNormalization (e, gain)
+}"""
+
+
+@pytest.mark.parametrize("wanted", ["i", "p"])
+def test_tables_in_blocks(wanted: str) -> None:
+    """Rows that are known are a view, here in front of a norm; of others the type and dimensions are known."""
+    tensors = {"q": whole(256, 9, 16), "s": noise(9, 2), "z": whole(256, 9, 1), "gain": noise(32)}
+    given = parsed(TABLE % wanted, **tensors, p=np.array([[2, 3, 4], [5, 6, 7]]))
+    if wanted == "p":
+        agrees(given, i=np.zeros((2, 3), np.int64))
+        return
+    imported = read(given)
+    assert list(imported.reasons.values()) == ["its indices are not known when the model is read"]
+    assert str(imported.graph.tensors[imported.values["e"]]) == "f32[a, b, 32]"
+
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> g (float[a,b,32] x, float[n,4] r)'
+DYNAMIC = f"""{HEAD} => (float[a,b,32] y) {{ v, k, z = DynamicQuantizeLinear(x) i = MatMulInteger(v, q, z) m = Mul(k, s)
+    c = Cast <to = 1> (i) p = Mul(c, m) y = Add(p, gain) }}"""
+
+
+def test_what_scales_sums_of_integers_stays_with_them() -> None:
+    imported = read(parsed(DYNAMIC, q=whole(256, 32, 32), s=noise(32), gain=noise(32)))
+    part = "it is a part of a product of integers, of which runtimes make one operator"
+    assert list(imported.reasons.values()) == ["the operator is not read"] * 2 + [part] * 3
+    assert isinstance(imported.graph.steps[imported.values["y"]], g.Map)  # the bias is read
+
+
+STAYS = {
+    "com.microsoft.DynamicQuantizeMatMul (x, q, s)": ("activations are quantised: their integers are multiplied", 16),
+    "com.microsoft.QMoE (x, r, e, t, , e, t)": ("which experts a row takes is chosen at run time", 32),
+}
+
+
+@pytest.mark.parametrize("node", STAYS)
+def test_results_of_what_stays_have_a_type(node: str) -> None:
+    weights = {"q": whole(256, 32, 16), "s": noise(16), "e": whole(256, 4, 32, 16), "t": noise(4, 32)}
+    text = f"{HEAD} => (float[a,b,c] y) {{ o = {node} y = Neg(o) }}"
+    imported = read(parsed(text, **weights))
+    reason, wide = STAYS[node]
+    assert list(imported.reasons.values()) == [reason]
+    assert str(imported.graph.tensors[imported.values["y"]]) == f"f32[a, b, {wide}]"
