@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -30,18 +31,9 @@ Dims: TypeAlias = Sequence[int | str | None]
 
 #: case 1 in standard operators: the index of new rows in a cache [batch, heads, positions, size] is [batch, new, heads, 3]
 _ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spresent_k, present_v, before, last) {
-    none = Constant <value = int64 {0}> ()
-    unit = Constant <value = int64 {1}> ()
-    one = Constant <value_ints = [1]> ()
-    two = Constant <value_ints = [2]> ()
-    three = Constant <value_ints = [3]> ()
-    flat = Constant <value_ints = [-1]> ()
-    inner = Constant <value_ints = [2, 3]> ()
-    middle = Constant <value_ints = [0, 1, 3]> ()
-    outer = Constant <value_ints = [1, 2, 3]> ()
-    heads = Constant <value_ints = [%(shared)d]> ()
-    count = Constant <value = int64 {%(shared)d}> ()
-    rows_dims = Constant <value_ints = [0, 0, %(shared)d, %(size)d]> ()
+    let none = 0, unit = 1, count = %(shared)d, nothing = 0.0
+    let one = [1], two = [2], three = [3], flat = [-1], inner = [2, 3], middle = [0, 1, 3], outer = [1, 2, 3]
+    let heads = [%(shared)d], rows_dims = [0, 0, %(shared)d, %(size)d], zeros = [0, 0, 0, 0, 0, 0], zero_end = [0]
     %(parts)s
     given_dims = Shape (%(first)s)
     counted = Slice (given_dims, one, two)
@@ -73,18 +65,14 @@ _ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)sp
     wholes = Reshape (wide_whole, flat)
     missing = Sub (wholes, room)
     more = Max (missing, none)
-    zeros = Constant <value_ints = [0, 0, 0, 0, 0, 0]> ()
-    zero_end = Constant <value_ints = [0]> ()
     pads = Concat <axis = 0> (zeros, more, zero_end)
     positions_of = Squeeze (room)
     positions = Range (none, positions_of, unit)
     column = Unsqueeze (positions, one)
     filled = Unsqueeze (before, outer)
     kept = Less (column, filled)
-    nothing = Constant <value = float {0}> ()
-    zero = Cast <to = %(type)d> (nothing)
-    kept_k = Where (kept, past_k, zero)
-    kept_v = Where (kept, past_v, zero)
+    kept_k = Where (kept, past_k, nothing)
+    kept_v = Where (kept, past_v, nothing)
     longer_k = Pad (kept_k, pads)
     longer_v = Pad (kept_v, pads)
     new_k = Reshape (%(k)s, rows_dims)
@@ -92,22 +80,14 @@ _ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)sp
     present_k = ScatterND (longer_k, index, new_k)
     present_v = ScatterND (longer_v, index, new_v)
 }"""
-_PACKED = """sizes = Constant <value_ints = [%(width)d, %(shared_width)d, %(shared_width)d]> ()
+_PACKED = """let sizes = [%(width)d, %(shared_width)d, %(shared_width)d]
     %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
 _TURNED = """%(y)s = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
         rotary_embedding_dim = %(part)d> (%(x)s, %(places)s, cos, sin)"""
 _ATTENTION = """(q, k, v, before, last) => (y) {
-    zero = Constant <value = int64 {0}> ()
-    unit = Constant <value = int64 {1}> ()
-    one = Constant <value_ints = [1]> ()
-    third = Constant <value_ints = [3]> ()
-    apart = Constant <value_ints = [0, 0, %(shared)d, %(group)d, %(size)d]> ()
-    joined = Constant <value_ints = [0, 0, %(width)d]> ()
-    two = Constant <value_ints = [2]> ()
-    rows = Constant <value_ints = [1, 2, 4]> ()
-    four = Constant <value_ints = [1, 2, 3, 4]> ()
-    tall = Constant <value_ints = [1, 2, 3]> ()
-    column = Constant <value_ints = [1]> ()
+    let zero = 0, unit = 1, nothing = 0.0, lowest = -inf, factor = %(scale)r
+    let one = [1], two = [2], third = [3], tall = [1, 2, 3], four = [1, 2, 3, 4]
+    let apart = [0, 0, %(shared)d, %(group)d, %(size)d], joined = [0, 0, %(width)d]
     grouped = Reshape (q, apart)
     own = Transpose <perm = [0, 2, 3, 1, 4]> (grouped)
     cache_dims = Shape (k)
@@ -121,24 +101,18 @@ _ATTENTION = """(q, k, v, before, last) => (y) {
     wide_k = Unsqueeze (k, two)
     across = Transpose <perm = [0, 1, 2, 4, 3]> (wide_k)
     product = MatMul (own, across)
-    factor = Constant <value = float {%(scale)r}> ()
-    factor_like = Cast <to = %(type)d> (factor)
-    raw = Mul (product, factor_like)
+    raw = Mul (product, factor)
     %(capped)s
-    place = Unsqueeze (queries, column)
+    place = Unsqueeze (queries, one)
     begin = Unsqueeze (before, four)
     at = Add (begin, place)
     %(seen)s
-    lowest = Constant <value = float {-inf}> ()
-    lowest_like = Cast <to = %(type)d> (lowest)
-    scores = Where (seen, capped, lowest_like)
+    scores = Where (seen, capped, lowest)
     weights = Softmax <axis = -1> (scores)
-    key = Unsqueeze (keys, column)
+    key = Unsqueeze (keys, one)
     end = Unsqueeze (last, tall)
     written = LessOrEqual (key, end)
-    nothing = Constant <value = float {0}> ()
-    nothing_like = Cast <to = %(type)d> (nothing)
-    clean_v = Where (written, v, nothing_like)
+    clean_v = Where (written, v, nothing)
     wide_v = Unsqueeze (clean_v, two)
     mean = MatMul (weights, wide_v)
     turned = Transpose <perm = [0, 3, 1, 2, 4]> (mean)
@@ -146,14 +120,13 @@ _ATTENTION = """(q, k, v, before, last) => (y) {
 }"""
 
 #: parts of the text of attention: with a soft cap and without, and likewise
-_CAPPED = """cap = Constant <value = float {%(cap)r}> ()
-    cap_like = Cast <to = %(type)d> (cap)
-    share = Div (raw, cap_like)
+_CAPPED = """let cap = %(cap)r
+    share = Div (raw, cap)
     bent = Tanh (share)
-    capped = Mul (bent, cap_like)"""
+    capped = Mul (bent, cap)"""
 _UNCAPPED = "capped = Identity (raw)"
 _WINDOWED = """causal = LessOrEqual (keys, at)
-    window = Constant <value = int64 {%(window)d}> ()
+    let window = %(window)d
     start = Sub (at, window)
     near = Less (start, keys)
     seen = And (causal, near)"""
@@ -239,15 +212,13 @@ class _Layer:
 
     def numbers(self) -> dict[str, Any]:
         """Numbers that texts have."""
-        x, r = self.given[0], self.rows
-        assert x is not None and x.dtype is not None
+        r = self.rows
         return {
             "shared": r.shared,
             "group": r.heads // r.shared,
             "size": r.size,
             "width": r.heads * r.size,
             "shared_width": r.shared * r.size,
-            "type": x.dtype.value,
             "cap": self.told.get("softcap", 0.0),
             "window": self.told.get("local_window_size", -1),
             "scale": self.told.get("scale", 0.0) or r.size**-0.5,
@@ -299,9 +270,8 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
         "k": "turned_k" if rows.turned else "k",
         "shared": rows.shared,
         "size": rows.size,
-        "type": kind.value,
     }
-    graph = _parsed(text)
+    graph = _parsed(text, kind)
     graph.opset_imports.update({"": opset, MICROSOFT: 1})
     return ir.Function(DOMAIN, rows.op_type, graph=graph, attributes=[])
 
@@ -316,7 +286,8 @@ def _spliced(
     """The results of a text whose nodes are put in front of `node`, with names of their own; constants become weights."""
     graph = node.graph
     assert isinstance(graph, ir.Graph)
-    part = _parsed(text)
+    kind = next(v.dtype for v in given if v is not None)
+    part = _parsed(text, kind or ir.DataType.FLOAT)
     for own, value in zip(part.inputs, given, strict=False):
         if value is not None:
             ir.convenience.replace_all_uses_with(own, value)
@@ -340,9 +311,25 @@ def _spliced(
     return results
 
 
-def _parsed(text: str) -> ir.Graph:
+def _parsed(text: str, kind: ir.DataType) -> ir.Graph:
+    """A text as a graph. Its lines `let a = 1, b = [2, 3], c = 0.5` are constants, numbers like the last of type `kind`."""
+    text = re.sub(r"^ *let (.*)$", lambda line: _constants(line[1], kind), text, flags=re.MULTILINE)
     head = f'<ir_version: 9, opset_import: ["" : {OLDEST}, "{MICROSOFT}" : 1]> part '
     return ir.from_proto(onnx.parser.parse_model(head + text)).graph
+
+
+def _constants(told: str, kind: ir.DataType) -> str:
+    """A list of constants as nodes."""
+    made = []
+    for name, value in re.findall(r"(\w+) = (\[.*?\]|[^,]+)", told):
+        if value.startswith("["):
+            made.append(f"{name} = Constant <value_ints = {value}> ()")
+        elif value.isdigit():
+            made.append(f"{name} = Constant <value = int64 {{{value}}}> ()")
+        else:
+            made.append(f"{name}_f32 = Constant <value = float {{{value}}}> ()")
+            made.append(f"{name} = Cast <to = {kind.value}> ({name}_f32)")
+    return "\n".join(made)
 
 
 def _told(v: ir.Value, tensor: _Tensor) -> ir.Value:
