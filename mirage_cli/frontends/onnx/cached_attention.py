@@ -24,7 +24,7 @@ from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 
 INSIDE = "inside"  #: the key under which a node knows the operator that it is a part of
 OLDEST = 13  #: the opset whose forms of operators the texts below have
-_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9})  #: inputs that are understood
+_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11})  #: inputs that are understood
 _INPUTS = 16
 _TYPES = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
 Dims: TypeAlias = Sequence[int | str | None]
@@ -84,7 +84,7 @@ _PACKED = """let sizes = [%(width)d, %(shared_width)d, %(shared_width)d]
     %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
 _TURNED = """%(y)s = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
         rotary_embedding_dim = %(part)d> (%(x)s, %(places)s, cos, sin)"""
-_ATTENTION = """(q, k, v, before, last) => (y) {
+_ATTENTION = """(q, k, v, before, last, head_sink) => (y) {
     let zero = 0, unit = 1, nothing = 0.0, lowest = -inf, factor = %(scale)r
     let one = [1], two = [2], third = [3], tall = [1, 2, 3], four = [1, 2, 3, 4]
     let apart = [0, 0, %(shared)d, %(group)d, %(size)d], joined = [0, 0, %(width)d]
@@ -107,8 +107,10 @@ _ATTENTION = """(q, k, v, before, last) => (y) {
     begin = Unsqueeze (before, four)
     at = Add (begin, place)
     %(seen)s
-    scores = Where (seen, capped, lowest)
-    weights = Softmax <axis = -1> (scores)
+    %(sunk)s
+    scores = Where (seen, joint, lowest)
+    shares = Softmax <axis = -1> (scores)
+    %(kept)s
     key = Unsqueeze (keys, one)
     end = Unsqueeze (last, tall)
     written = LessOrEqual (key, end)
@@ -131,6 +133,23 @@ _WINDOWED = """causal = LessOrEqual (keys, at)
     near = Less (start, keys)
     seen = And (causal, near)"""
 _CAUSAL = "seen = LessOrEqual (keys, at)"
+#: a sink takes its share with the key at a query's own place, which every query sees: their score is log(exp s + exp sink)
+_SUNK = """%(sink)s
+    beyond = Sub (sink, capped)
+    more = Softplus (beyond)
+    both = Add (capped, more)
+    here = Equal (keys, at)
+    joint = Where (here, both, capped)"""
+_SINK = """let per_head = [%(shared)d, %(group)d, 1, 1]
+    sink = Reshape (head_sink, per_head)"""
+_SMOOTH = "let sink = 0.0"
+_NO_SINK = "joint = Identity (capped)"
+_KEPT = """let whole = 1.0
+    above = Neg (beyond)
+    own_part = Sigmoid (above)
+    part = Where (here, own_part, whole)
+    weights = Mul (shares, part)"""
+_ALL_KEPT = "weights = Identity (shares)"
 
 
 def take_apart(model: ir.Model, opset: int) -> None:
@@ -150,7 +169,7 @@ def _layer(node: ir.Node) -> _Layer | None:
     heads, shared = told.get("num_heads", 0), told.get("kv_num_heads", 0)
     width, past, new = _dim(given[0], 2, 3), _dim(given[3], 2, 4), _dim(given[0], 1, 3)
     understood = len(given) == _INPUTS and not any(v is not None for i, v in enumerate(given) if i not in _READ)
-    more = told.get("qk_output") or told.get("smooth_softmax") or len(node.outputs) > 3
+    more = told.get("qk_output") or told.get("sliding_window_cache") or len(node.outputs) > 3
     plain = told.get("causal", 1) == 1 and not more
     known = heads and shared and heads % shared == 0 and isinstance(width, int) and past is not None and new is not None
     if not (understood and plain and known) or any(given[i] is None for i in (0, 3, 4, 5, 6)):
@@ -205,7 +224,7 @@ class _Layer:
         results = self.new_rows(model, opset)
         queries = results.pop(0) if self.rows.writes_queries else q
         text = self.attention() % self.numbers()
-        y = _spliced(self.node, "attention", text, [queries, *results], [None])
+        y = _spliced(self.node, "attention", text, [queries, *results, self.given[11]], [None])
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
         take_place(self.node, list(zip(self.node.outputs, [*y, *results[:2]], strict=False)))
@@ -247,9 +266,18 @@ class _Layer:
 
     def attention(self) -> str:
         """The text of case 2."""
-        capped = _CAPPED if self.told.get("softcap", 0.0) > 0 else _UNCAPPED
-        seen = _WINDOWED if self.told.get("local_window_size", -1) >= 0 else _CAUSAL
-        return _ATTENTION.replace("%(capped)s", capped).replace("%(seen)s", seen)
+        sunk = self.given[11] is not None or self.told.get("smooth_softmax", 0) == 1
+        parts = {
+            "capped": _CAPPED if self.told.get("softcap", 0.0) > 0 else _UNCAPPED,
+            "seen": _WINDOWED if self.told.get("local_window_size", -1) >= 0 else _CAUSAL,
+            "sunk": _SUNK if sunk else _NO_SINK,
+            "kept": _KEPT if sunk else _ALL_KEPT,
+            "sink": _SMOOTH if self.given[11] is None else _SINK,
+        }
+        text = _ATTENTION
+        for name, part in parts.items():
+            text = text.replace(f"%({name})s", part)
+        return text
 
 
 def rows_function(rows: CacheRows, opset: int) -> ir.Function:
