@@ -24,7 +24,7 @@ from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 
 INSIDE = "inside"  #: the key under which a node knows the operator that it is a part of
 OLDEST = 13  #: the opset whose forms of operators the texts below have
-_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11})  #: inputs that are understood
+_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11})  #: inputs that are understood
 _INPUTS = 16
 _TYPES = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
 Dims: TypeAlias = Sequence[int | str | None]
@@ -84,7 +84,7 @@ _PACKED = """let sizes = [%(width)d, %(shared_width)d, %(shared_width)d]
     %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
 _TURNED = """%(y)s = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
         rotary_embedding_dim = %(part)d> (%(x)s, %(places)s, cos, sin)"""
-_ATTENTION = """(q, k, v, before, last, head_sink) => (y) {
+_ATTENTION = """(q, k, v, before, last, head_sink, bias) => (y) {
     let zero = 0, unit = 1, nothing = 0.0, lowest = -inf, factor = %(scale)r
     let one = [1], two = [2], third = [3], tall = [1, 2, 3], four = [1, 2, 3, 4]
     let apart = [0, 0, %(shared)d, %(group)d, %(size)d], joined = [0, 0, %(width)d]
@@ -103,6 +103,7 @@ _ATTENTION = """(q, k, v, before, last, head_sink) => (y) {
     product = MatMul (own, across)
     raw = Mul (product, factor)
     %(capped)s
+    %(biased)s
     place = Unsqueeze (queries, one)
     begin = Unsqueeze (before, four)
     at = Add (begin, place)
@@ -121,12 +122,28 @@ _ATTENTION = """(q, k, v, before, last, head_sink) => (y) {
     y = Reshape (turned, joined)
 }"""
 
+#: a bias for as many keys as the present caches have room for; what is added to the others is hidden
+_PADDED = """(bias, k) => (padded) {
+    let two = [2], three = [3], four = [4], zeros = [0, 0, 0, 0, 0, 0, 0]
+    cache_dims = Shape (k)
+    room = Slice (cache_dims, two, three)
+    bias_dims = Shape (bias)
+    given = Slice (bias_dims, three, four)
+    missing = Sub (room, given)
+    pads = Concat <axis = 0> (zeros, missing)
+    padded = Pad (bias, pads)
+}"""
 #: parts of the text of attention: with a soft cap and without, and likewise
 _CAPPED = """let cap = %(cap)r
     share = Div (raw, cap)
     bent = Tanh (share)
     capped = Mul (bent, cap)"""
 _UNCAPPED = "capped = Identity (raw)"
+_BIASED = """let wide_heads = [0, %(bias_shared)d, %(bias_group)d, 0, 0]
+    wide_bias = Unsqueeze (bias, one)
+    bias_like = Reshape (wide_bias, wide_heads)
+    biased = Add (capped, bias_like)"""
+_UNBIASED = "biased = Identity (capped)"
 _WINDOWED = """causal = LessOrEqual (keys, at)
     let window = %(window)d
     start = Sub (at, window)
@@ -135,17 +152,19 @@ _WINDOWED = """causal = LessOrEqual (keys, at)
 _CAUSAL = "seen = LessOrEqual (keys, at)"
 #: a sink takes its share with the key at a query's own place, which every query sees: their score is log(exp s + exp sink)
 _SUNK = """%(sink)s
-    beyond = Sub (sink, capped)
-    more = Softplus (beyond)
-    both = Add (capped, more)
+    above = Sub (biased, sink)
+    apart_by = Abs (above)
+    below = Neg (apart_by)
+    more = Softplus (below)
+    higher = Max (biased, sink)
+    both = Add (higher, more)
     here = Equal (keys, at)
-    joint = Where (here, both, capped)"""
+    joint = Where (here, both, biased)"""
 _SINK = """let per_head = [%(shared)d, %(group)d, 1, 1]
     sink = Reshape (head_sink, per_head)"""
 _SMOOTH = "let sink = 0.0"
-_NO_SINK = "joint = Identity (capped)"
+_NO_SINK = "joint = Identity (biased)"
 _KEPT = """let whole = 1.0
-    above = Neg (beyond)
     own_part = Sigmoid (above)
     part = Where (here, own_part, whole)
     weights = Mul (shares, part)"""
@@ -177,6 +196,8 @@ def _layer(node: ir.Node) -> _Layer | None:
     grown = _dim(node.outputs[1], 2, 4) if len(node.outputs) > 1 else None
     fixed = given[6] is None or given[6].const_value is not None
     if fixed or past in (0, grown) or (isinstance(past, int) and isinstance(new, int)):
+        return None
+    if given[10] is not None and not (_dim(given[10], 0, 4) in (1, _dim(given[0], 0, 3)) and _dim(given[10], 1, 4) in (1, heads)):
         return None
     size = width // (heads + 2 * shared if given[1] is None else heads)
     rows = _rows(given, told, heads, shared, size)
@@ -223,16 +244,28 @@ class _Layer:
         q = self.given[0]
         results = self.new_rows(model, opset)
         queries = results.pop(0) if self.rows.writes_queries else q
+        more = [self.given[11], self.padded_bias(results[0])]
         text = self.attention() % self.numbers()
-        y = _spliced(self.node, "attention", text, [queries, *results, self.given[11]], [None])
+        y = _spliced(self.node, "attention", text, [queries, *results, *more], [None])
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
         take_place(self.node, list(zip(self.node.outputs, [*y, *results[:2]], strict=False)))
 
+    def padded_bias(self, k: ir.Value) -> ir.Value | None:
+        """The bias for all keys that a present cache has room for."""
+        bias = self.given[10]
+        if bias is None:
+            return None
+        assert bias.dtype is not None
+        dims = (*(_dim(bias, i, 4) for i in range(3)), self.room)
+        return _spliced(self.node, "bias", _PADDED, [bias, k], [(bias.dtype, dims)])[0]
+
     def numbers(self) -> dict[str, Any]:
         """Numbers that texts have."""
-        r = self.rows
+        r, alike = self.rows, _dim(self.given[10], 1, 4) == 1
         return {
+            "bias_shared": 1 if alike else r.shared,
+            "bias_group": 1 if alike else r.heads // r.shared,
             "shared": r.shared,
             "group": r.heads // r.shared,
             "size": r.size,
@@ -269,6 +302,7 @@ class _Layer:
         sunk = self.given[11] is not None or self.told.get("smooth_softmax", 0) == 1
         parts = {
             "capped": _CAPPED if self.told.get("softcap", 0.0) > 0 else _UNCAPPED,
+            "biased": _UNBIASED if self.given[10] is None else _BIASED,
             "seen": _WINDOWED if self.told.get("local_window_size", -1) >= 0 else _CAUSAL,
             "sunk": _SUNK if sunk else _NO_SINK,
             "kept": _KEPT if sunk else _ALL_KEPT,

@@ -30,8 +30,11 @@ FORMS = {
     "scale": "scale = 0.7, local_window_size = 3, softcap = 1.5",
     "smooth": "smooth_softmax = 1",
     "sink": "do_rotary = 1, softcap = 1.5, local_window_size = 3",
+    "bias": "softcap = 1.5, local_window_size = 3",
+    "bias of heads": "smooth_softmax = 1",
     "everything": "do_rotary = 1, scale = 0.4, softcap = 1.5, local_window_size = 40",
 }
+BIASES = {"bias": (1, 1), "bias of heads": ("b", HEADS)}
 PACKED = ("packed", "everything")
 #: new tokens, the filled positions of each sequence with them, the whole length
 LONG = ((1, [300, 17, 211], 300), (150, [150, 60], 150), (33, [310], 310))
@@ -48,10 +51,11 @@ def model(form: str, layers: int = 1) -> Any:
     caches = "".join(f", float[b,{SHARED},p,{SIZE}] {n}" for n in ("pk", "pv"))
     places = ", int64[b,s] at" if form == "at given places" else ""
     tables = ", cos, sin" if "do_rotary" in told else ""
-    tables += ", at" if form == "at given places" else ", , , sink" if form == "sink" else ""
+    tables += {"at given places": ", at", "sink": ", , , sink"}.get(form, ", , , , bias" if form in BIASES else "")
+    places += ", float[{},{},s,t] bias".format(*BIASES[form]) if form in BIASES else ""
     numbers = range(layers) if layers > 1 else [""]
     outputs = ", ".join(
-        f"float[b,s,{HEADS * SIZE}] y{n}, float[b,{SHARED},t,{SIZE}] nk{n}, float[b,{SHARED},t,{SIZE}] nv{n}"
+        f"float[b,s,{HEADS * SIZE}] y{n}, float[b,{SHARED},r,{SIZE}] nk{n}, float[b,{SHARED},r,{SIZE}] nv{n}"
         for n in numbers
     )
     operands = f"q, {' , ' if packed else 'k, v'}, pk, pv, last, total{tables}"
@@ -80,6 +84,8 @@ def inputs(form: str, new: int, lengths: list[int], total: int, room: int) -> di
         for row, length in enumerate(lengths):
             arrays[name][row, :, max(length - new, 0) :] = np.nan
     arrays |= {"last": np.array(lengths, np.int32) - 1, "total": np.array(total, np.int32)}
+    if form in BIASES:
+        arrays["bias"] = noise(*(batch if d == "b" else d for d in BIASES[form]), new, total)
     if form == "at given places":
         first = 0 if new == total else np.arange(batch)[:, None]  # of a prompt onnxruntime reads the first row's only
         arrays["at"] = 3 + first + np.broadcast_to(np.arange(new), (batch, new))
