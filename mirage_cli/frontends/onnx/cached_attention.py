@@ -82,6 +82,17 @@ _ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)sp
 }"""
 _PACKED = """let sizes = [%(width)d, %(shared_width)d, %(shared_width)d]
     %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
+_NORMED = """(%(given)s, q_gain, k_gain) => (normed_q, normed_k%(v)s) {
+    let apart_q = [0, 0, %(heads)d, %(size)d], apart_k = [0, 0, %(shared)d, %(size)d]
+    let joined_q = [0, 0, %(width)d], joined_k = [0, 0, %(shared_width)d]
+    %(parts)s
+    heads_q = Reshape (query, apart_q)
+    heads_k = Reshape (k, apart_k)
+    even_q = SimplifiedLayerNormalization <axis = -1, epsilon = %(epsilon)r> (heads_q, q_gain)
+    even_k = SimplifiedLayerNormalization <axis = -1, epsilon = %(epsilon)r> (heads_k, k_gain)
+    normed_q = Reshape (even_q, joined_q)
+    normed_k = Reshape (even_k, joined_k)
+}"""
 _TURNED = """%(y)s = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
         rotary_embedding_dim = %(part)d> (%(x)s, %(places)s, cos, sin)"""
 _ATTENTION = """(q, k, v, before, last, head_sink, bias) => (y) {
@@ -175,9 +186,35 @@ def take_apart(model: ir.Model, opset: int) -> None:
     """Take all such nodes apart, in place, where the opset has the operators."""
     for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type == "GroupQueryAttention" and opset >= OLDEST:
+            _norms_before(node)
             layer = _layer(node)
             if layer is not None:
                 layer.take_place(model, opset)
+
+
+def _norms_before(node: ir.Node) -> None:
+    """Put the norms of queries and keys in front of a node that has them inside."""
+    q, k, gains = node.inputs[0], node.inputs[1], node.inputs[14:16]
+    heads, shared = (node.attributes[n].as_int() for n in ("num_heads", "kv_num_heads"))
+    wide = _dim(q, 2, 3)
+    total = heads + 2 * shared if k is None else heads
+    if len(gains) < 2 or None in gains or q is None or q.dtype is None or not isinstance(wide, int) or wide % total:
+        return
+    size = wide // total
+    widths = {"width": heads * size, "shared_width": shared * size}
+    text = _NORMED % {
+        "given": "packed" if k is None else "query, k",
+        "v": ", v" if k is None else "",
+        "parts": _PACKED % {**widths, "query": "query"} if k is None else "",
+        "epsilon": node.attributes["qk_norm_epsilon"].as_float() if "qk_norm_epsilon" in node.attributes else 1e-6,
+        **{"heads": heads, "shared": shared, "size": size, **widths},
+    }
+    tensors = [(q.dtype, (_dim(q, 0, 3), _dim(q, 1, 3), n * size)) for n in (heads, shared, shared)]
+    given, count = ([q], 3) if k is None else ([q, k], 2)
+    for i, v in enumerate(_spliced(node, "norms", text, [*given, *gains], tensors[:count])):
+        node.replace_input_with(i, v)
+    for i in (14, 15):
+        node.replace_input_with(i, None)
 
 
 def _layer(node: ir.Node) -> _Layer | None:

@@ -21,6 +21,7 @@ from mirage_cli.truth.layers.attention import (
     weights,
     with_bias,
 )
+from mirage_cli.truth.layers.normalization import root_mean_square
 from mirage_cli.truth.operators.linear import matmul
 
 DOMAIN = "com.microsoft"
@@ -155,6 +156,9 @@ def _group_query_attention(call: Call) -> Sequence[Value]:
         if call.has(name) and call.text(name) != "NONE":
             raise Refused("a quantized past")
     q, k, v = _grouped(call, count, shared)
+    if call.given(14):
+        epsilon = call.number("qk_norm_epsilon", 1e-6)
+        q, k = (root_mean_square(x, (-1,), epsilon)[0] * call.array(i) for x, i in ((q, 14), (k, 15)))
     batch, _, length, size = q.shape
     totals = call.array(5).reshape(-1).astype(np.int64) + 1
     whole = int(call.scalar(6))
