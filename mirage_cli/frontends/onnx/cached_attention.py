@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,167 +20,16 @@ import onnx
 import onnx_ir as ir
 
 from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows
+from mirage_cli.frontends.onnx import attention_texts as texts
 from mirage_cli.frontends.onnx.cut_points import take_place
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 
 INSIDE = "inside"  #: the key under which a node knows the operator that it is a part of
 OLDEST = 13  #: the opset whose forms of operators the texts below have
-_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11})  #: inputs that are understood
+_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13})  #: inputs that are understood
 _INPUTS = 16
 _TYPES = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
 Dims: TypeAlias = Sequence[int | str | None]
-
-#: case 1 in standard operators: the index of new rows in a cache [batch, heads, positions, size] is [batch, new, heads, 3]
-_ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spresent_k, present_v, before, last) {
-    let none = 0, unit = 1, count = %(shared)d, nothing = 0.0
-    let one = [1], two = [2], three = [3], flat = [-1], inner = [2, 3], middle = [0, 1, 3], outer = [1, 2, 3]
-    let heads = [%(shared)d], rows_dims = [0, 0, %(shared)d, %(size)d], zeros = [0, 0, 0, 0, 0, 0], zero_end = [0]
-    %(parts)s
-    given_dims = Shape (%(first)s)
-    counted = Slice (given_dims, one, two)
-    new = Squeeze (counted)
-    wide_lengths = Cast <to = 7> (lengths)
-    last = Reshape (wide_lengths, flat)
-    ends = Add (last, unit)
-    free = Sub (ends, new)
-    before = Max (free, none)
-    queries = Range (none, new, unit)
-    begin = Unsqueeze (before, one)
-    places = Add (begin, queries)
-    %(rotary)s
-    batch_dims = Shape (before)
-    batch = Squeeze (batch_dims)
-    sequences = Range (none, batch, unit)
-    sequence = Unsqueeze (sequences, outer)
-    numbers = Range (none, count, unit)
-    number = Unsqueeze (numbers, middle)
-    place = Unsqueeze (places, inner)
-    dims = Concat <axis = 0> (batch_dims, counted, heads, one)
-    s = Expand (sequence, dims)
-    h = Expand (number, dims)
-    p = Expand (place, dims)
-    index = Concat <axis = 3> (s, h, p)
-    past_dims = Shape (past_k)
-    room = Slice (past_dims, two, three)
-    wide_whole = Cast <to = 7> (whole)
-    wholes = Reshape (wide_whole, flat)
-    missing = Sub (wholes, room)
-    more = Max (missing, none)
-    pads = Concat <axis = 0> (zeros, more, zero_end)
-    positions_of = Squeeze (room)
-    positions = Range (none, positions_of, unit)
-    column = Unsqueeze (positions, one)
-    filled = Unsqueeze (before, outer)
-    kept = Less (column, filled)
-    kept_k = Where (kept, past_k, nothing)
-    kept_v = Where (kept, past_v, nothing)
-    longer_k = Pad (kept_k, pads)
-    longer_v = Pad (kept_v, pads)
-    new_k = Reshape (%(k)s, rows_dims)
-    new_v = Reshape (v, rows_dims)
-    present_k = ScatterND (longer_k, index, new_k)
-    present_v = ScatterND (longer_v, index, new_v)
-}"""
-_PACKED = """let sizes = [%(width)d, %(shared_width)d, %(shared_width)d]
-    %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
-_NORMED = """(%(given)s, q_gain, k_gain) => (normed_q, normed_k%(v)s) {
-    let apart_q = [0, 0, %(heads)d, %(size)d], apart_k = [0, 0, %(shared)d, %(size)d]
-    let joined_q = [0, 0, %(width)d], joined_k = [0, 0, %(shared_width)d]
-    %(parts)s
-    heads_q = Reshape (query, apart_q)
-    heads_k = Reshape (k, apart_k)
-    even_q = SimplifiedLayerNormalization <axis = -1, epsilon = %(epsilon)r> (heads_q, q_gain)
-    even_k = SimplifiedLayerNormalization <axis = -1, epsilon = %(epsilon)r> (heads_k, k_gain)
-    normed_q = Reshape (even_q, joined_q)
-    normed_k = Reshape (even_k, joined_k)
-}"""
-_TURNED = """%(y)s = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
-        rotary_embedding_dim = %(part)d> (%(x)s, %(places)s, cos, sin)"""
-_ATTENTION = """(q, k, v, before, last, head_sink, bias) => (y) {
-    let zero = 0, unit = 1, nothing = 0.0, lowest = -inf, factor = %(scale)r
-    let one = [1], two = [2], third = [3], tall = [1, 2, 3], four = [1, 2, 3, 4]
-    let apart = [0, 0, %(shared)d, %(group)d, %(size)d], joined = [0, 0, %(width)d]
-    grouped = Reshape (q, apart)
-    own = Transpose <perm = [0, 2, 3, 1, 4]> (grouped)
-    cache_dims = Shape (k)
-    counted = Slice (cache_dims, two, third)
-    room = Squeeze (counted)
-    keys = Range (zero, room, unit)
-    query_dims = Shape (q)
-    news = Slice (query_dims, one, two)
-    new = Squeeze (news)
-    queries = Range (zero, new, unit)
-    wide_k = Unsqueeze (k, two)
-    across = Transpose <perm = [0, 1, 2, 4, 3]> (wide_k)
-    product = MatMul (own, across)
-    raw = Mul (product, factor)
-    %(capped)s
-    %(biased)s
-    place = Unsqueeze (queries, one)
-    begin = Unsqueeze (before, four)
-    at = Add (begin, place)
-    %(seen)s
-    %(sunk)s
-    scores = Where (seen, joint, lowest)
-    shares = Softmax <axis = -1> (scores)
-    %(kept)s
-    key = Unsqueeze (keys, one)
-    end = Unsqueeze (last, tall)
-    written = LessOrEqual (key, end)
-    clean_v = Where (written, v, nothing)
-    wide_v = Unsqueeze (clean_v, two)
-    mean = MatMul (weights, wide_v)
-    turned = Transpose <perm = [0, 3, 1, 2, 4]> (mean)
-    y = Reshape (turned, joined)
-}"""
-
-#: a bias for as many keys as the present caches have room for; what is added to the others is hidden
-_PADDED = """(bias, k) => (padded) {
-    let two = [2], three = [3], four = [4], zeros = [0, 0, 0, 0, 0, 0, 0]
-    cache_dims = Shape (k)
-    room = Slice (cache_dims, two, three)
-    bias_dims = Shape (bias)
-    given = Slice (bias_dims, three, four)
-    missing = Sub (room, given)
-    pads = Concat <axis = 0> (zeros, missing)
-    padded = Pad (bias, pads)
-}"""
-#: parts of the text of attention: with a soft cap and without, and likewise
-_CAPPED = """let cap = %(cap)r
-    share = Div (raw, cap)
-    bent = Tanh (share)
-    capped = Mul (bent, cap)"""
-_UNCAPPED = "capped = Identity (raw)"
-_BIASED = """let wide_heads = [0, %(bias_shared)d, %(bias_group)d, 0, 0]
-    wide_bias = Unsqueeze (bias, one)
-    bias_like = Reshape (wide_bias, wide_heads)
-    biased = Add (capped, bias_like)"""
-_UNBIASED = "biased = Identity (capped)"
-_WINDOWED = """causal = LessOrEqual (keys, at)
-    let window = %(window)d
-    start = Sub (at, window)
-    near = Less (start, keys)
-    seen = And (causal, near)"""
-_CAUSAL = "seen = LessOrEqual (keys, at)"
-#: a sink takes its share with the key at a query's own place, which every query sees: their score is log(exp s + exp sink)
-_SUNK = """%(sink)s
-    above = Sub (biased, sink)
-    apart_by = Abs (above)
-    below = Neg (apart_by)
-    more = Softplus (below)
-    higher = Max (biased, sink)
-    both = Add (higher, more)
-    here = Equal (keys, at)
-    joint = Where (here, both, biased)"""
-_SINK = """let per_head = [%(shared)d, %(group)d, 1, 1]
-    sink = Reshape (head_sink, per_head)"""
-_SMOOTH = "let sink = 0.0"
-_NO_SINK = "joint = Identity (biased)"
-_KEPT = """let whole = 1.0
-    own_part = Sigmoid (above)
-    part = Where (here, own_part, whole)
-    weights = Mul (shares, part)"""
-_ALL_KEPT = "weights = Identity (shares)"
 
 
 def take_apart(model: ir.Model, opset: int) -> None:
@@ -202,10 +52,10 @@ def _norms_before(node: ir.Node) -> None:
         return
     size = wide // total
     widths = {"width": heads * size, "shared_width": shared * size}
-    text = _NORMED % {
+    text = texts.NORMED % {
         "given": "packed" if k is None else "query, k",
         "v": ", v" if k is None else "",
-        "parts": _PACKED % {**widths, "query": "query"} if k is None else "",
+        "parts": texts.PACKED % {**widths, "query": "query"} if k is None else "",
         "epsilon": node.attributes["qk_norm_epsilon"].as_float() if "qk_norm_epsilon" in node.attributes else 1e-6,
         **{"heads": heads, "shared": shared, "size": size, **widths},
     }
@@ -234,7 +84,9 @@ def _layer(node: ir.Node) -> _Layer | None:
     fixed = given[6] is None or given[6].const_value is not None
     if fixed or past in (0, grown) or (isinstance(past, int) and isinstance(new, int)):
         return None
-    if given[10] is not None and not (_dim(given[10], 0, 4) in (1, _dim(given[0], 0, 3)) and _dim(given[10], 1, 4) in (1, heads)):
+    if given[10] is not None and not (
+        _dim(given[10], 0, 4) in (1, _dim(given[0], 0, 3)) and _dim(given[10], 1, 4) in (1, heads)
+    ):
         return None
     size = width // (heads + 2 * shared if given[1] is None else heads)
     rows = _rows(given, told, heads, shared, size)
@@ -254,8 +106,24 @@ def _rows(
         return None
     turns = bool(half)
     kinds = (bool(told.get("rotary_interleaved", 0)) and turns, given[1] is None, given[9] is not None and turns)
-    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, *ranks)
-    return None if rows.problem else rows
+    scales = _scales(given, told)
+    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, *ranks, scales or 0)
+    return None if scales is None or rows.problem else rows
+
+
+def _scales(given: Sequence[ir.Value | None], told: Mapping[str, Any]) -> int | None:
+    """How many scales each cache of int8 has, 0 for caches of the queries' type; None for other ones."""
+    q, k, v = (given[i] for i in (0, 3, 4))
+    kinds = {told.get(name, "NONE") for name in ("k_quant_type", "v_quant_type")}
+    types = {x.dtype for x in (k, v) if x is not None}
+    if kinds == {"NONE"}:
+        return 0 if q is not None and types == {q.dtype} else None
+    shapes = [
+        x.shape.numpy() if x is not None and x.shape is not None and x.shape.is_static() else None for x in given[12:14]
+    ]
+    counts = {None if s is None else math.prod(s) for s in shapes}
+    ours = types == {ir.DataType.INT8} and len(kinds) == 1 and told.get("kv_cache_bit_width", 8) == 8
+    return counts.pop() if ours and len(counts) == 1 else None
 
 
 def _dim(v: ir.Value | None, k: int, rank: int) -> int | str | None:
@@ -281,7 +149,7 @@ class _Layer:
         q = self.given[0]
         results = self.new_rows(model, opset)
         queries = results.pop(0) if self.rows.writes_queries else q
-        more = [self.given[11], self.padded_bias(results[0])]
+        more = [self.given[11], self.padded_bias(results[0]), *self.given[12:14]]
         text = self.attention() % self.numbers()
         y = _spliced(self.node, "attention", text, [queries, *results, *more], [None])
         for v in self.node.outputs[1:]:
@@ -295,7 +163,7 @@ class _Layer:
             return None
         assert bias.dtype is not None
         dims = (*(_dim(bias, i, 4) for i in range(3)), self.room)
-        return _spliced(self.node, "bias", _PADDED, [bias, k], [(bias.dtype, dims)])[0]
+        return _spliced(self.node, "bias", texts.PADDED, [bias, k], [(bias.dtype, dims)])[0]
 
     def numbers(self) -> dict[str, Any]:
         """Numbers that texts have."""
@@ -308,6 +176,8 @@ class _Layer:
             "size": r.size,
             "width": r.heads * r.size,
             "shared_width": r.shared * r.size,
+            "type": next(t for t, name in _TYPES.items() if name == r.dtype).value,
+            "channels": f"{r.shared}, 1, {r.size}" if r.scales > 1 else "1",
             "cap": self.told.get("softcap", 0.0),
             "window": self.told.get("local_window_size", -1),
             "scale": self.told.get("scale", 0.0) or r.size**-0.5,
@@ -319,8 +189,12 @@ class _Layer:
         assert q is not None and past is not None and q.dtype is not None and isinstance(self.node.graph, ir.Graph)
         read = [0, *([] if rows.packed else [1, 2]), 3, 4, 5, 6, *([7, 8] if rows.turned else [])]
         inputs = [self.given[i] for i in (*read, *([9] if rows.listed else []))]
+        if rows.scales:
+            inputs += _spliced(
+                self.node, "scales", texts.FLAT, self.given[12:14], [(ir.DataType.FLOAT, (rows.scales,))] * 2
+            )
         batch, new, integer = _dim(q, 0, 3), _dim(q, 1, 3), ir.DataType.INT64
-        cache = (q.dtype, (_dim(past, 0, 4), rows.shared, self.room, rows.size))
+        cache = (past.dtype or q.dtype, (_dim(past, 0, 4), rows.shared, self.room, rows.size))
         tensors: list[tuple[str, _Tensor]] = [("present_k", cache), ("present_v", cache)]
         tensors += [("before", (integer, (batch,))), ("last", (integer, (batch,)))]
         if rows.writes_queries:
@@ -338,14 +212,15 @@ class _Layer:
         """The text of case 2."""
         sunk = self.given[11] is not None or self.told.get("smooth_softmax", 0) == 1
         parts = {
-            "capped": _CAPPED if self.told.get("softcap", 0.0) > 0 else _UNCAPPED,
-            "biased": _UNBIASED if self.given[10] is None else _BIASED,
-            "seen": _WINDOWED if self.told.get("local_window_size", -1) >= 0 else _CAUSAL,
-            "sunk": _SUNK if sunk else _NO_SINK,
-            "kept": _KEPT if sunk else _ALL_KEPT,
-            "sink": _SMOOTH if self.given[11] is None else _SINK,
+            "read": texts.SCALED if self.rows.scales else texts.FLOATS,
+            "capped": texts.CAPPED if self.told.get("softcap", 0.0) > 0 else texts.UNCAPPED,
+            "biased": texts.UNBIASED if self.given[10] is None else texts.BIASED,
+            "seen": texts.WINDOWED if self.told.get("local_window_size", -1) >= 0 else texts.CAUSAL,
+            "sunk": texts.SUNK if sunk else texts.NO_SINK,
+            "kept": texts.SHARED if sunk else texts.UNSHARED,
+            "sink": texts.SMOOTH if self.given[11] is None else texts.SINK,
         }
-        text = _ATTENTION
+        text = texts.ATTENTION
         for name, part in parts.items():
             text = text.replace(f"%({name})s", part)
         return text
@@ -359,13 +234,20 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
     turns = (("turned", "query", rows.heads), ("turned_k", "k", rows.shared)) if rows.turned else ()
     query = "query" if rows.turned else "turned"
     parts = {"width": width, "shared_width": rows.shared * rows.size, "query": query}
-    text = _ROWS % {
+    caches = (texts.WHOLE, texts.IN_STEPS) if rows.scales else (texts.KEPT, texts.AS_THEY_ARE)
+    kept, new = ("\n    ".join(text % {"x": x} for x in "kv") for text in caches)
+    channels = f"{rows.shared}, {rows.size}" if rows.scales > 1 else "1"
+    text = texts.ROWS % {
         "given": "packed" if rows.packed else "query, k, v",
         "first": "packed" if rows.packed else "query",
-        "tables": (", cos, sin" if rows.turned else "") + (", listed" if rows.listed else ""),
+        "tables": (", cos, sin" if rows.turned else "")
+        + (", listed" if rows.listed else "")
+        + (", k_scale, v_scale" if rows.scales else ""),
+        "kept": kept,
+        "new": (texts.STEPS % {"scale_dims": channels} if rows.scales else "") + new,
         "turned": "turned, " if rows.writes_queries else "",
-        "parts": _PACKED % parts if rows.packed else "",
-        "rotary": "\n    ".join(_TURNED % {**turned, "y": y, "x": x, "heads": heads} for y, x, heads in turns),
+        "parts": texts.PACKED % parts if rows.packed else "",
+        "rotary": "\n    ".join(texts.TURNED % {**turned, "y": y, "x": x, "heads": heads} for y, x, heads in turns),
         "k": "turned_k" if rows.turned else "k",
         "shared": rows.shared,
         "size": rows.size,

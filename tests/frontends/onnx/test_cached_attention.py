@@ -35,13 +35,24 @@ FORMS = {
     "bias of heads": "smooth_softmax = 1",
     "norms": "do_rotary = 1",
     "packed norms": "qk_norm_epsilon = 0.1",
+    "int8": 'k_quant_type = "PER_TENSOR", v_quant_type = "PER_TENSOR", kv_cache_bit_width = 8',
+    "int8 by channels": 'do_rotary = 1, k_quant_type = "PER_CHANNEL", v_quant_type = "PER_CHANNEL", kv_cache_bit_width = 8',
     "everything": "do_rotary = 1, scale = 0.4, softcap = 1.5, local_window_size = 40",
 }
 BIASES = {"bias": (1, 1), "bias of heads": ("b", HEADS)}
-PACKED = ("packed", "packed norms", "everything")
+PACKED = ("packed", "packed norms", "int8 by channels", "everything")
+INT8 = ("int8", "int8 by channels")
 NORMS = ("norms", "packed norms")  #: which onnxruntime's CPU has not
 #: the operator's other inputs: which forms have them
-OTHERS = {"at": ("at given places",), "bias": BIASES, "sink": ("sink",), "ks": (), "vs": (), "gq": NORMS, "gk": NORMS}
+OTHERS = {
+    "at": ("at given places",),
+    "bias": BIASES,
+    "sink": ("sink",),
+    "ks": INT8,
+    "vs": INT8,
+    "gq": NORMS,
+    "gk": NORMS,
+}
 #: new tokens, the filled positions of each sequence with them, the whole length
 LONG = ((1, [300, 17, 211], 300), (150, [150, 60], 150), (33, [310], 310))
 RUNS = {"prompt": (5, [5, 3], 5), "step": (1, [7, 4], 7), "one token": (1, [1, 1], 1), "more": (3, [8], 8)}
@@ -53,7 +64,7 @@ def model(form: str, layers: int = 1) -> Any:
     attributes = ", ".join(filter(None, [f"num_heads = {HEADS}, kv_num_heads = {SHARED}", told]))
     packed, tables = form in PACKED, ("cos", "sin") if "do_rotary" in told else ("", "")
     wide = HEADS + 2 * SHARED if packed else HEADS
-    cache = f"float[b,{SHARED}"
+    cache = f"{'int8' if form in INT8 else 'float'}[b,{SHARED}"
     types = {"q": f"float[b,s,{wide * SIZE}]"} | dict.fromkeys(() if packed else "kv", f"float[b,s,{SHARED * SIZE}]")
     types |= dict.fromkeys(("pk", "pv"), f"{cache},p,{SIZE}]") | {"last": "int32[b]", "total": "int32"}
     types |= {"at": "int64[b,s]"} if form in OTHERS["at"] else {}
@@ -72,7 +83,8 @@ def model(form: str, layers: int = 1) -> Any:
     half = SIZE // 4 if form == "partly turned" else SIZE // 2
     angles = np.outer(np.arange(320), 0.3 ** np.arange(half)).astype(np.float32)
     weights = {"cos": np.cos(angles), "sin": np.sin(angles), "sink": noise(HEADS)}
-    weights |= {"gq": noise(SIZE), "gk": noise(2, SIZE)[1]}
+    scales = 0.01 + np.abs(noise(2, *((1, SHARED, 1, SIZE) if form == "int8 by channels" else (1,)))) / 40
+    weights |= {"ks": scales[0], "vs": scales[1], "gq": noise(SIZE), "gk": noise(2, SIZE)[1]}
     return parsed(text, **{n: w for n, w in weights.items() if n in named})
 
 
@@ -85,6 +97,9 @@ def inputs(form: str, new: int, lengths: list[int], total: int, room: int) -> di
     }
     for k, name in enumerate(("pk", "pv")):
         arrays[name] = noise(batch, SHARED, room, SIZE) * (k + 1)
+        if form in INT8:
+            arrays[name] = np.clip(arrays[name] * 50, -128, 127).astype(np.int8)
+            continue
         for row, length in enumerate(lengths):
             arrays[name][row, :, max(length - new, 0) :] = np.nan
     arrays |= {"last": np.array(lengths, np.int32) - 1, "total": np.array(total, np.int32)}
