@@ -69,10 +69,12 @@ IN_STEPS = """wide_%(x)s = Cast <to = 1> (rows_%(x)s)
     over_%(x)s = Max (near_%(x)s, least)
     within_%(x)s = Min (over_%(x)s, most)
     new_%(x)s = Cast <to = 3> (within_%(x)s)"""
+#: constants of the last
 STEPS = """let scale_dims = [%(scale_dims)s]
     least = Constant <value = float {-128.0}> ()
     most = Constant <value = float {127.0}> ()
     """
+#: queries and keys with a norm in each head
 NORMED = """(%(given)s, q_gain, k_gain) => (normed_q, normed_k%(v)s) {
     let apart_q = [0, 0, %(heads)d, %(size)d], apart_k = [0, 0, %(shared)d, %(size)d]
     let joined_q = [0, 0, %(width)d], joined_k = [0, 0, %(shared_width)d]
@@ -86,14 +88,14 @@ NORMED = """(%(given)s, q_gain, k_gain) => (normed_q, normed_k%(v)s) {
 }"""
 TURNED = """%(y)s = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
         rotary_embedding_dim = %(part)d> (%(x)s, %(places)s, cos, sin)"""
-ATTENTION = """(q, past_k, past_v, before, last, head_sink, bias, k_scale, v_scale) => (y) {
+ATTENTION = """(q, stored_k, stored_v, before, last, head_sink, bias, k_scale, v_scale) => (y) {
     let zero = 0, unit = 1, nothing = 0.0, lowest = -inf, factor = %(scale)r
     let one = [1], two = [2], third = [3], tall = [1, 2, 3], four = [1, 2, 3, 4]
     let apart = [0, 0, %(shared)d, %(group)d, %(size)d], joined = [0, 0, %(width)d]
     %(read)s
     grouped = Reshape (q, apart)
     own = Transpose <perm = [0, 2, 3, 1, 4]> (grouped)
-    cache_dims = Shape (past_k)
+    cache_dims = Shape (stored_k)
     counted = Slice (cache_dims, two, third)
     room = Squeeze (counted)
     keys = Range (zero, room, unit)
@@ -124,7 +126,7 @@ ATTENTION = """(q, past_k, past_v, before, last, head_sink, bias, k_scale, v_sca
     turned = Transpose <perm = [0, 3, 1, 2, 4]> (mean)
     y = Reshape (turned, joined)
 }"""
-
+#: scales of any shape as a list
 FLAT = """(k_scale, v_scale) => (flat_k, flat_v) {
     let flat = [-1]
     flat_k = Reshape (k_scale, flat)
@@ -147,15 +149,16 @@ CAPPED = """let cap = %(cap)r
     bent = Tanh (share)
     capped = Mul (bent, cap)"""
 UNCAPPED = "capped = Identity (raw)"
-FLOATS = """k = Identity (past_k)
-    v = Identity (past_v)"""
+#: keys and values of caches of floats and of int8
+FLOATS = """k = Identity (stored_k)
+    v = Identity (stored_v)"""
 SCALED = """let channels = [%(channels)s]
-    wide_past_k = Cast <to = 1> (past_k)
-    wide_past_v = Cast <to = 1> (past_v)
+    wide_stored_k = Cast <to = 1> (stored_k)
+    wide_stored_v = Cast <to = 1> (stored_v)
     channels_k = Reshape (k_scale, channels)
     channels_v = Reshape (v_scale, channels)
-    scaled_k = Mul (wide_past_k, channels_k)
-    scaled_v = Mul (wide_past_v, channels_v)
+    scaled_k = Mul (wide_stored_k, channels_k)
+    scaled_v = Mul (wide_stored_v, channels_v)
     k = Cast <to = %(type)d> (scaled_k)
     v = Cast <to = %(type)d> (scaled_v)"""
 BIASED = """let wide_heads = [0, %(bias_shared)d, %(bias_group)d, 0, 0]

@@ -44,19 +44,20 @@ def take_apart(model: ir.Model, opset: int) -> None:
 
 def _norms_before(node: ir.Node) -> None:
     """Put the norms of queries and keys in front of a node that has them inside."""
-    q, k, gains = node.inputs[0], node.inputs[1], node.inputs[14:16]
-    heads, shared = (node.attributes[n].as_int() for n in ("num_heads", "kv_num_heads"))
-    wide = _dim(q, 2, 3)
-    total = heads + 2 * shared if k is None else heads
-    if len(gains) < 2 or None in gains or q is None or q.dtype is None or not isinstance(wide, int) or wide % total:
+    if len(node.inputs) < _INPUTS or None in node.inputs[14:16]:
         return
-    size = wide // total
+    q, k, gains = node.inputs[0], node.inputs[1], node.inputs[14:16]
+    told = {name: a.value for name, a in node.attributes.items()}
+    heads, shared, epsilon = told.get("num_heads", 0), told.get("kv_num_heads", 0), told.get("qk_norm_epsilon", 1e-6)
+    size = _size(q, heads, 0 if k is not None else shared)
+    if q is None or q.dtype is None or not size or not math.isfinite(epsilon):
+        return
     widths = {"width": heads * size, "shared_width": shared * size}
     text = texts.NORMED % {
         "given": "packed" if k is None else "query, k",
         "v": ", v" if k is None else "",
         "parts": texts.PACKED % {**widths, "query": "query"} if k is None else "",
-        "epsilon": node.attributes["qk_norm_epsilon"].as_float() if "qk_norm_epsilon" in node.attributes else 1e-6,
+        "epsilon": epsilon,
         **{"heads": heads, "shared": shared, "size": size, **widths},
     }
     tensors = [(q.dtype, (_dim(q, 0, 3), _dim(q, 1, 3), n * size)) for n in (heads, shared, shared)]
@@ -68,27 +69,26 @@ def _norms_before(node: ir.Node) -> None:
 
 
 def _layer(node: ir.Node) -> _Layer | None:
-    """A node that can be taken apart; None for others, which are read as they are or stay: of known lengths, with a mask of
-    its own, a sink, a quantized cache, scores as an output."""
+    """A node that can be taken apart; None for others, which are read as they are or stay: of known lengths, with a cache of
+    int4 or of the window's size, scores as an output."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * (_INPUTS - len(node.inputs))]
     told = {name: a.value for name, a in node.attributes.items()}
     heads, shared = told.get("num_heads", 0), told.get("kv_num_heads", 0)
-    width, past, new = _dim(given[0], 2, 3), _dim(given[3], 2, 4), _dim(given[0], 1, 3)
+    size = _size(given[0], heads, 0 if given[1] is not None else shared)
+    past, new = _dim(given[3], 2, 4), _dim(given[0], 1, 3)
     understood = len(given) == _INPUTS and not any(v is not None for i, v in enumerate(given) if i not in _READ)
     more = told.get("qk_output") or told.get("sliding_window_cache") or len(node.outputs) > 3
     plain = told.get("causal", 1) == 1 and not more
-    known = heads and shared and heads % shared == 0 and isinstance(width, int) and past is not None and new is not None
+    known = heads and shared and heads % shared == 0 and size and past is not None and new is not None
     if not (understood and plain and known) or any(given[i] is None for i in (0, 3, 4, 5, 6)):
         return None
     grown = _dim(node.outputs[1], 2, 4) if len(node.outputs) > 1 else None
     fixed = given[6] is None or given[6].const_value is not None
     if fixed or past in (0, grown) or (isinstance(past, int) and isinstance(new, int)):
         return None
-    if given[10] is not None and not (
-        _dim(given[10], 0, 4) in (1, _dim(given[0], 0, 3)) and _dim(given[10], 1, 4) in (1, heads)
-    ):
+    fits = _dim(given[10], 0, 4) in (1, _dim(given[0], 0, 3)) and _dim(given[10], 1, 4) in (1, heads)
+    if given[10] is not None and not fits:
         return None
-    size = width // (heads + 2 * shared if given[1] is None else heads)
     rows = _rows(given, told, heads, shared, size)
     room = past if past == grown else f"{past}+{new}"
     return None if rows is None else _Layer(node, given, told, rows, room)
@@ -107,7 +107,7 @@ def _rows(
     turns = bool(half)
     kinds = (bool(told.get("rotary_interleaved", 0)) and turns, given[1] is None, given[9] is not None and turns)
     scales = _scales(given, told)
-    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, *ranks, scales or 0)
+    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, lengths=ranks[0], whole=ranks[1], scales=scales or 0)
     return None if scales is None or rows.problem else rows
 
 
@@ -124,6 +124,12 @@ def _scales(given: Sequence[ir.Value | None], told: Mapping[str, Any]) -> int | 
     counts = {None if s is None else math.prod(s) for s in shapes}
     ours = types == {ir.DataType.INT8} and len(kinds) == 1 and told.get("kv_cache_bit_width", 8) == 8
     return counts.pop() if ours and len(counts) == 1 else None
+
+
+def _size(q: ir.Value | None, heads: int, packed: int) -> int:
+    """How many numbers a head has; 0 where that is not known. Behind the queries may lie `packed` heads of keys and values."""
+    width, count = _dim(q, 2, 3), heads + 2 * packed
+    return width // count if isinstance(width, int) and min(heads, count) > 0 and width % count == 0 else 0
 
 
 def _dim(v: ir.Value | None, k: int, rank: int) -> int | str | None:

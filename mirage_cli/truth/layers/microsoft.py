@@ -153,6 +153,8 @@ def _biased(parts: Sequence[Array], bias: Array | None, count: int) -> tuple[Arr
 @meaning("GroupQueryAttention", domain=DOMAIN)
 def _group_query_attention(call: Call) -> Sequence[Value]:
     count, shared = call.integer("num_heads"), call.integer("kv_num_heads")
+    if call.integer("sliding_window_cache", 0):
+        raise Refused("a cache of the window's size")
     q, k, v = _grouped(call, count, shared)
     if call.given(14):
         epsilon = call.number("qk_norm_epsilon", 1e-6)
@@ -169,8 +171,8 @@ def _group_query_attention(call: Call) -> Sequence[Value]:
     scales = [_scale_of_cache(call, name, i) for name, i in (("k_quant_type", 12), ("v_quant_type", 13))]
     k, v = (x if s is None else np.clip(np.rint(x / s), -128, 127) for x, s in zip((k, v), scales, strict=True))
     keys, values = _present(past_keys, k, before, room), _present(past_values, v, before, room)
-    read = [(x if s is None else x * s)[:, :, :whole] for x, s in zip((keys, values), scales, strict=True)]
-    y, total = _grouped_attention(call, q, *read, before, totals)
+    read_k, read_v = ((x if s is None else x * s)[:, :, :whole] for x, s in zip((keys, values), scales, strict=True))
+    y, total = _grouped_attention(call, q, read_k, read_v, before, totals)
     kept = 3 if call.given(3) else 0
     return [call.like(joined(y)), call.like(keys, kept), call.like(values, kept), call.like(total)]
 

@@ -105,6 +105,8 @@ def inputs(form: str, new: int, lengths: list[int], total: int, room: int) -> di
     arrays |= {"last": np.array(lengths, np.int32) - 1, "total": np.array(total, np.int32)}
     if form in BIASES:
         arrays["bias"] = noise(*(batch if d == "b" else d for d in BIASES[form]), new, total)
+        if form == "bias of heads":  # which may hide every key but the sink
+            arrays["bias"][arrays["bias"] < 0.5] = -np.inf
     if form == "at given places":
         first = 0 if new == total else np.arange(batch)[:, None]  # of a prompt onnxruntime reads the first row's only
         arrays["at"] = 3 + first + np.broadcast_to(np.arange(new), (batch, new))
