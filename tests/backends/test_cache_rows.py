@@ -160,11 +160,13 @@ def test_a_name_tells_all() -> None:
     assert named(FORMS["plain"].op_type.replace("i0", "i2")) is None
     assert named(replace(FORMS["plain"], size=12).op_type) is None
     assert "heads of 12" in replace(FORMS["plain"], size=12).problem
+    assert "heads of 8" in replace(FORMS["packed"], scales=1).problem
+    assert "7 scales of 32" in replace(FORMS["plain"], scales=7).problem
 
 
 @pytest.mark.nvcc
 def test_it_compiles_for_gpus(tmp_path: Path, with_nvcc: Toolchain) -> None:
-    several = [FORMS["float16"], CacheRows("bf16", 8, 2, 128, 64, True, False, True, 2, 1)]
+    several = [FORMS["float16"], FORMS["int8 by channels"], CacheRows("bf16", 8, 2, 128, 64, True, False, True, 2, 1)]
     specs, sources = (
         [cache_rows.spec(r, cuda=True) for r in several],
         {r.id: cache_rows.source(r, True) for r in several},

@@ -126,6 +126,19 @@ def test_it_is_taken_apart_to_the_same(form: str, run: str) -> None:
         same(form, (ours, theirs), RUNS[run], shared)
 
 
+@pytest.mark.parametrize(
+    ("form", "name", "value"), [("window", "sliding_window_cache", 1), ("int8", "kv_cache_bit_width", 4)]
+)
+def test_other_caches_stay(form: str, name: str, value: int) -> None:
+    """Their positions hold something else."""
+    before = model(form)
+    (node,) = before.graph.node
+    others = [a for a in node.attribute if a.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*others, onnx.helper.make_attribute(name, value)])
+    assert any(n.op_type == "GroupQueryAttention" for n in read(before).model.graph)
+
+
 def test_its_kernel_says_the_same(cache: Path, tmp_path: Path) -> None:
     form = "everything"
     onnx.save(model(form), tmp_path / "model.onnx")
