@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from mirage_cli.frontends.onnx.cached_attention import INSIDE
+from mirage_cli.frontends.onnx.caches.cached_attention import INSIDE
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
 _NORMS = ("SimplifiedLayerNormalization",)

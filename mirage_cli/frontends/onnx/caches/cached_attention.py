@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows
-from mirage_cli.frontends.onnx import attention_texts as texts
+from mirage_cli.frontends.onnx.caches import texts
 from mirage_cli.frontends.onnx.cut_points import take_place
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 
