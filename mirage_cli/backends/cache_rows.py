@@ -13,12 +13,14 @@ _SYMBOLS = ("batch", "new", "past", "room", "table")
 def spec(rows: CacheRows, cuda: bool) -> OperatorSpec:
     """Its tensors: the present caches have room for the whole length, and for what the past ones hold."""
     batch, new, past, room, table = map(ex.symbol, _SYMBOLS)
-    kind, integer, index = (BY_NAME[name] for name in (rows.dtype, "i32", "i64"))
+    kind, cache, integer, index, wide = (
+        BY_NAME[name] for name in (rows.dtype, "i8" if rows.scales else rows.dtype, "i32", "i64", "f32")
+    )
     widths = (rows.heads * rows.size, rows.shared * rows.size)
     apart = (("query", widths[0]), ("key", widths[1]), ("value", widths[1]))
     own = (("packed", widths[0] + 2 * widths[1]),) if rows.packed else apart
     inputs = [TensorSpec(name, kind, (batch, new, width)) for name, width in own]
-    inputs += [TensorSpec(f"past_{n}", kind, (batch, rows.shared, past, rows.size)) for n in ("key", "value")]
+    inputs += [TensorSpec(f"past_{n}", cache, (batch, rows.shared, past, rows.size)) for n in ("key", "value")]
     inputs += [TensorSpec("lengths", integer, (batch, *[1] * (rows.lengths - 1)))]
     inputs += [TensorSpec("whole", integer, (1,) * rows.whole)]
     whole = len(inputs) - 1
@@ -26,8 +28,10 @@ def spec(rows: CacheRows, cuda: bool) -> OperatorSpec:
         inputs += [TensorSpec(n, kind, (table, rows.turned // 2)) for n in ("cos", "sin")]
     if rows.listed:
         inputs += [TensorSpec("positions", index, (batch, new))]
+    if rows.scales:
+        inputs += [TensorSpec(f"{n}_scale", wide, (rows.scales,)) for n in ("key", "value")]
     outputs = [TensorSpec("turned", kind, (batch, new, widths[0]))] if rows.writes_queries else []
-    outputs += [TensorSpec(f"present_{n}", kind, (batch, rows.shared, room, rows.size)) for n in ("key", "value")]
+    outputs += [TensorSpec(f"present_{n}", cache, (batch, rows.shared, room, rows.size)) for n in ("key", "value")]
     outputs += [TensorSpec(n, index, (batch,)) for n in ("before", "last")]
     symbols = _SYMBOLS if rows.turned else _SYMBOLS[:-1]
     return OperatorSpec(

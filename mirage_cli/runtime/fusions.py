@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from mirage_cli.frontends.onnx.cached_attention import INSIDE
+from mirage_cli.frontends.onnx.caches.cached_attention import INSIDE
 from mirage_cli.frontends.onnx.ops.quantized import scales_integers
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")

@@ -18,7 +18,7 @@ from mirage_cli.backends import cache_rows
 from mirage_cli.backends.library import build_library
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows, named
-from mirage_cli.frontends.onnx.cached_attention import rows_function
+from mirage_cli.frontends.onnx.caches.cached_attention import rows_function
 from mirage_cli.runtime import sessions
 
 FORMS = {
@@ -27,6 +27,8 @@ FORMS = {
     "neighbours of a part, listed": CacheRows("f32", 4, 2, 16, turned=8, interleaved=True, listed=True),
     "packed, without angles": CacheRows("f32", 3, 1, 8, packed=True, lengths=2, whole=1),
     "packed": CacheRows("f32", 4, 4, 8, turned=8, packed=True, lengths=2),
+    "int8": CacheRows("f32", 4, 2, 16, turned=16, scales=1),
+    "int8 by channels": CacheRows("f16", 4, 2, 16, packed=True, scales=32),
     "float16": CacheRows("f16", 4, 2, 16, turned=16, packed=True),
 }
 #: new positions, filled ones of each sequence with them, the whole length
@@ -38,7 +40,7 @@ RUNS = {
     "none": (2, [0], 2),
 }
 TABLE = 16
-_TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "i32": np.int32, "i64": np.int64}
+_TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "i32": np.int32, "i64": np.int64}
 
 
 def model(rows: CacheRows) -> onnx.ModelProto:
@@ -70,8 +72,9 @@ def arrays(rows: CacheRows, new: int, ends: list[int], whole: int, room: int) ->
     found: dict[str, NDArray[Any]] = {}
     for t in cache_rows.spec(rows, cuda=False).inputs:
         dims = [d if isinstance(d, int) else sizes[str(d)] for d in t.dims]
-        found[t.name] = rng.standard_normal(dims).astype(_TYPES[t.dtype.name])
-    for name in ("past_key", "past_value"):
+        numbers = rng.standard_normal(dims)
+        found[t.name] = (np.abs(numbers) / 50 + 0.01 if "scale" in t.name else numbers).astype(_TYPES[t.dtype.name])
+    for name in () if rows.scales else ("past_key", "past_value"):
         for row, end in enumerate(ends):
             found[name][row, :, max(end - new, 0) :] = np.nan
     found["lengths"] = (np.array(ends, np.int32) - 1).reshape(found["lengths"].shape)
@@ -157,11 +160,13 @@ def test_a_name_tells_all() -> None:
     assert named(FORMS["plain"].op_type.replace("i0", "i2")) is None
     assert named(replace(FORMS["plain"], size=12).op_type) is None
     assert "heads of 12" in replace(FORMS["plain"], size=12).problem
+    assert "heads of 8" in replace(FORMS["packed"], scales=1).problem
+    assert "7 scales of 32" in replace(FORMS["plain"], scales=7).problem
 
 
 @pytest.mark.nvcc
 def test_it_compiles_for_gpus(tmp_path: Path, with_nvcc: Toolchain) -> None:
-    several = [FORMS["float16"], CacheRows("bf16", 8, 2, 128, 64, True, False, True, 2, 1)]
+    several = [FORMS["float16"], FORMS["int8 by channels"], CacheRows("bf16", 8, 2, 128, 64, True, False, True, 2, 1)]
     specs, sources = (
         [cache_rows.spec(r, cuda=True) for r in several],
         {r.id: cache_rows.source(r, True) for r in several},

@@ -138,6 +138,24 @@ def grouped() -> list[Case]:
         microsoft("GroupQueryAttention", *first, *ends, None, None, None, None, f(4), **own),
         microsoft("GroupQueryAttention", *first[:3], None, None, *ends, **own),
         microsoft("GroupQueryAttention", *first, i32(1, 3), s(4, np.int32), **own),
+        *(
+            microsoft(
+                "GroupQueryAttention",
+                *new,
+                *whole,
+                *behind,
+                *[None] * 5,
+                scale,
+                2 * scale,
+                k_quant_type=kind,
+                v_quant_type=kind,
+                kv_cache_bit_width=8,
+                **own,
+            )
+            for kind, scale in (("PER_TENSOR", pos(1) / 50), ("PER_CHANNEL", pos(1, 2, 1, 16) / 50))
+            for new, behind in ((first[:3], ends), (later[:3], more))
+            for whole in [[n(99, 2, 2, behind[1] - new[0].shape[1], 16, dtype=np.int8)] * 2]
+        ),
         microsoft("RotaryEmbedding", f(2, 4, 24), n(9, 2, 4), f(10, 4), f(10, 4)),
         microsoft("RotaryEmbedding", f(2, 4, 24), i(3), f(10, 4), f(10, 4), interleaved=1),
         microsoft("RotaryEmbedding", f(2, 3, 4, 8), n(9, 2, 4), f(10, 4), f(10, 4)),

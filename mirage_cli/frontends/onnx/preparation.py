@@ -26,7 +26,7 @@ from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx import folding, fragile, inlined_size, inlining, tolerated
-from mirage_cli.frontends.onnx.cached_attention import take_apart
+from mirage_cli.frontends.onnx.caches.cached_attention import take_apart
 from mirage_cli.frontends.onnx.cut_points import store_what_is_cut_at
 from mirage_cli.frontends.onnx.external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
@@ -38,7 +38,12 @@ OLDEST_OPSET = 7  #: nodes of models of older ones are not read
 _ANY_OPSET = 13  #: for models that have operators of other domains only
 SMALL_BYTES = 1024  #: weights up to this size stay in the skeleton: shape arguments are among them
 #: attributes of onnxruntime's operators that are looked at before these are read
-CONTRIBUTED = {"epsilon": "FLOAT", "do_rotary": "INT", "qkv_hidden_sizes": "INTS"}
+CONTRIBUTED = {
+    **dict.fromkeys(("epsilon", "scale", "softcap", "qk_norm_epsilon"), "FLOAT"),
+    **dict.fromkeys(("do_rotary", "num_heads", "kv_num_heads", "local_window_size"), "INT"),
+    **dict.fromkeys(("k_quant_type", "v_quant_type"), "STRING"),
+    "qkv_hidden_sizes": "INTS",
+}
 _ELEMENT_TYPES = {t.value for t in ir.DataType} - {ir.DataType.UNDEFINED.value}
 MOST_ELEMENTS, MOST_DIMENSIONS = 1 << 60, 32  #: of a tensor, as numpy can hold it; dimensions of 0 count as 1
 MOST_SPARSE = 1 << 26  #: elements of a weight that is stored without its zeros

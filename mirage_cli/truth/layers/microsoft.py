@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from onnx import TensorProto
 
 from mirage_cli.errors import Refused
 from mirage_cli.truth.calls.call import Call, meaning
@@ -21,6 +22,7 @@ from mirage_cli.truth.layers.attention import (
     weights,
     with_bias,
 )
+from mirage_cli.truth.layers.normalization import root_mean_square
 from mirage_cli.truth.operators.linear import matmul
 
 DOMAIN = "com.microsoft"
@@ -151,10 +153,12 @@ def _biased(parts: Sequence[Array], bias: Array | None, count: int) -> tuple[Arr
 @meaning("GroupQueryAttention", domain=DOMAIN)
 def _group_query_attention(call: Call) -> Sequence[Value]:
     count, shared = call.integer("num_heads"), call.integer("kv_num_heads")
-    for name in ("k_quant_type", "v_quant_type"):
-        if call.has(name) and call.text(name) != "NONE":
-            raise Refused("a quantized past")
+    if call.integer("sliding_window_cache", 0):
+        raise Refused("a cache of the window's size")
     q, k, v = _grouped(call, count, shared)
+    if call.given(14):
+        epsilon = call.number("qk_norm_epsilon", 1e-6)
+        q, k = (root_mean_square(x, (-1,), epsilon)[0] * call.array(i) for x, i in ((q, 14), (k, 15)))
     batch, _, length, size = q.shape
     totals = call.array(5).reshape(-1).astype(np.int64) + 1
     whole = int(call.scalar(6))
@@ -164,9 +168,24 @@ def _group_query_attention(call: Call) -> Sequence[Value]:
     past_keys = call.array(3) if call.given(3) else np.zeros((batch, shared, 0, size))
     past_values = call.array(4) if call.given(4) else np.zeros((batch, shared, 0, v.shape[-1]))
     room = max(whole, past_keys.shape[2])
+    scales = [_scale_of_cache(call, name, i) for name, i in (("k_quant_type", 12), ("v_quant_type", 13))]
+    k, v = (x if s is None else np.clip(np.rint(x / s), -128, 127) for x, s in zip((k, v), scales, strict=True))
     keys, values = _present(past_keys, k, before, room), _present(past_values, v, before, room)
-    y, total = _grouped_attention(call, q, keys[:, :, :whole], values[:, :, :whole], before, totals)
-    return [call.like(joined(y)), call.like(keys), call.like(values), call.like(total)]
+    read_k, read_v = ((x if s is None else x * s)[:, :, :whole] for x, s in zip((keys, values), scales, strict=True))
+    y, total = _grouped_attention(call, q, read_k, read_v, before, totals)
+    kept = 3 if call.given(3) else 0
+    return [call.like(joined(y)), call.like(keys, kept), call.like(values, kept), call.like(total)]
+
+
+def _scale_of_cache(call: Call, name: str, index: int) -> Array | None:
+    """What the numbers of a cache of int8 are multiples of, (1, heads, 1, size) or one; None for a cache of floats."""
+    kind = call.text(name, "NONE")
+    if kind == "NONE":
+        return None
+    if not call.given(3) or call.tensor(3).type != TensorProto.INT8 or call.integer("kv_cache_bit_width", 8) != 8:
+        raise Refused("a quantized past of another type than int8")
+    scale = call.array(index).astype(np.float64)
+    return scale.reshape(1, call.integer("kv_num_heads"), 1, -1) if kind == "PER_CHANNEL" else scale.reshape(())
 
 
 def _grouped(call: Call, count: int, shared: int) -> tuple[Array, Array, Array]:

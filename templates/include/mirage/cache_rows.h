@@ -11,21 +11,23 @@
 namespace mirage {
 inline namespace MIRAGE_ISA {
 
-// T: element; SIZE numbers of a head, the first TURNED of which are turned (0: none), as neighbours (INTERLEAVED) or halves;
+// T: element, C: element of the caches, T or int8_t, whose scales are one or one for each of the CHANNELS; SIZE numbers of a head, the first TURNED of which are turned (0: none), as neighbours (INTERLEAVED) or halves;
 // PACKED: queries, keys and values in one tensor; LISTED: positions are listed and not counted from what is filled.
-template <class T_, int HEADS_, int SHARED_, int SIZE_, int TURNED_, bool INTERLEAVED, bool PACKED, bool LISTED>
+template <class T_, class C_, int HEADS_, int SHARED_, int SIZE_, int TURNED_, bool INTERLEAVED, bool PACKED, bool LISTED, bool CHANNELS>
 struct CacheRows {
     using T = T_;
+    using C = C_;
     static constexpr int HEADS = HEADS_, SHARED = SHARED_, SIZE = SIZE_, TURNED = TURNED_, PAIRS = SIZE / 2;
     static constexpr int QUERIES = PACKED || TURNED > 0 ? HEADS : 0;  // that are written
     static constexpr int ROWS = QUERIES + 2 * SHARED;                  // of a new position
     const T* given[3];
-    const T* past[2];
+    const C* past[2];
     const int32_t* lengths;
     const T *cos, *sin;
     const int64_t* listed;
     T* turned;
-    T* present[2];
+    C* present[2];
+    const float* scale[2];
     int64_t *before, *last;
     int64_t batch, count, filled_room, room, table;
 
@@ -34,13 +36,14 @@ struct CacheRows {
         CacheRows r{};
         int i = 0, o = 0;
         for (int k = 0; k < (PACKED ? 1 : 3); ++k) r.given[k] = static_cast<const T*>(in[i++]);
-        for (int k = 0; k < 2; ++k) r.past[k] = static_cast<const T*>(in[i++]);
+        for (int k = 0; k < 2; ++k) r.past[k] = static_cast<const C*>(in[i++]);
         r.lengths = static_cast<const int32_t*>(in[i++]);
         ++i;  // the whole length, which the size of the present caches has
         if (TURNED > 0) r.cos = static_cast<const T*>(in[i++]), r.sin = static_cast<const T*>(in[i++]);
         if (LISTED) r.listed = static_cast<const int64_t*>(in[i++]);
+        for (int k = 0; sizeof(C) == 1 && k < 2; ++k) r.scale[k] = static_cast<const float*>(in[i++]);
         if (QUERIES > 0) r.turned = static_cast<T*>(out[o++]);
-        for (int k = 0; k < 2; ++k) r.present[k] = static_cast<T*>(out[o++]);
+        for (int k = 0; k < 2; ++k) r.present[k] = static_cast<C*>(out[o++]);
         r.before = static_cast<int64_t*>(out[o++]), r.last = static_cast<int64_t*>(out[o++]);
         r.batch = extents[0], r.count = extents[1], r.filled_room = extents[2], r.room = extents[3];
         r.table = TURNED > 0 ? extents[4] : 0;
@@ -56,8 +59,11 @@ struct CacheRows {
 
     struct Row {
         const T* from;
-        T* to;      // nullptr: nowhere
+        T* query;     // where to, or
+        C* cache;
+        const float* scale;
         int64_t at;  // of the tables; below 0: as it is
+        MIRAGE_DEVICE bool real() const { return query != nullptr || cache != nullptr; }
     };
 
     MIRAGE_DEVICE Row row(int64_t number) const {
@@ -67,9 +73,10 @@ struct CacheRows {
         const int part = head < HEADS ? 0 : head < HEADS + SHARED ? 1 : 2, own = head - (part > 0 ? HEADS : 0) - (part > 1 ? SHARED : 0);
         Row r = {PACKED ? given[0] + (token * (HEADS + 2 * SHARED) + head) * SIZE
                         : given[part] + (token * (part == 0 ? HEADS : SHARED) + own) * SIZE,
-                 nullptr, -1};
-        if (part == 0) r.to = turned + (token * HEADS + own) * SIZE;
-        else if (place < room) r.to = present[part - 1] + ((b * SHARED + own) * room + place) * SIZE;
+                 nullptr, nullptr, nullptr, -1};
+        if (part == 0) r.query = turned + (token * HEADS + own) * SIZE;
+        else if (place < room) r.cache = present[part - 1] + ((b * SHARED + own) * room + place) * SIZE;
+        if (part > 0) r.scale = scale[part - 1] + (CHANNELS ? own * SIZE : 0);
         if (TURNED > 0 && part < 2) {
             const int64_t at = LISTED ? listed[token] : place;
             r.at = at < 0 ? 0 : at < table ? at : table - 1;
@@ -77,29 +84,37 @@ struct CacheRows {
         return r;
     }
 
+    // Puts a number of type T where a row goes, in whole multiples of its scale if the cache has whole numbers.
+    MIRAGE_DEVICE static void number(const Row& r, int i, T x) {
+        if (r.query != nullptr) r.query[i] = x;
+        else if constexpr (sizeof(C) > 1) r.cache[i] = x;
+        else r.cache[i] = static_cast<int8_t>(fminf(fmaxf(rintf(to_float(x) / r.scale[CHANNELS ? i : 0]), -128.0f), 127.0f));
+    }
+
     MIRAGE_DEVICE void pair(const Row& r, int j) const {
         if (r.at >= 0 && j < TURNED / 2) {
             const int x = INTERLEAVED ? 2 * j : j, y = INTERLEAVED ? 2 * j + 1 : j + TURNED / 2;
             const float c = to_float(cos[r.at * (TURNED / 2) + j]), s = to_float(sin[r.at * (TURNED / 2) + j]);
             const float a = to_float(r.from[x]), b = to_float(r.from[y]);
-            put(r.to[x], a * c - b * s);
-            put(r.to[y], a * s + b * c);
+            T p, q;
+            put(p, a * c - b * s), put(q, a * s + b * c);
+            number(r, x, p), number(r, y, q);
         } else {
-            r.to[2 * j] = r.from[2 * j], r.to[2 * j + 1] = r.from[2 * j + 1];
+            number(r, 2 * j, r.from[2 * j]), number(r, 2 * j + 1, r.from[2 * j + 1]);
         }
     }
 
     // A row of a present cache that is not new.
     struct Old {
-        const T* from;  // nullptr: zeros
-        T* to;          // nullptr: it stays
+        const C* from;  // nullptr: zeros
+        C* to;          // nullptr: it stays
     };
 
     MIRAGE_DEVICE Old old_row(int64_t number) const {
         const int64_t place = number % room, head = number / room % (batch * SHARED), k = number / room / (batch * SHARED);
         const int64_t start = filled(head / SHARED);
         if (past[k] == present[k] || (place >= start && place < start + count)) return {nullptr, nullptr};
-        T* const to = present[k] + (head * room + place) * SIZE;
+        C* const to = present[k] + (head * room + place) * SIZE;
         return {place < start && place < filled_room ? past[k] + (head * filled_room + place) * SIZE : nullptr, to};
     }
 };

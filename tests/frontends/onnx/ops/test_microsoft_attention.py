@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from mirage_cli.truth import evaluate as truth
 from tests.frontends import evaluation
 from tests.frontends.models import agrees, noise, parsed, read, run
 
@@ -186,6 +187,19 @@ def test_group_query_attention(case: str, past: int) -> None:
     lengths = {"last": np.full(1, total - 1, np.int32), "total": np.array(total, np.int32)}
     known = {"sink": noise(4)} if case == "sink" else rope(8, 8) if tables else {}
     agrees(parsed(text, **lengths, **known), **drawn(inputs + cache))
+
+
+def test_norms_inside_are_norms_in_front() -> None:
+    """onnxruntime's CPU kernel has none."""
+    inputs = "float[1,3,64] q, float[1,3,32] k, float[1,3,32] v"
+    given = {"last": np.full(1, 2, np.int32), "total": np.array(3, np.int32), "gq": noise(16), "gk": noise(2, 16)[1]}
+    text = f"""{HEAD} g ({inputs}) => (float[1,3,64] y, float[1,2,3,16] nk, float[1,2,3,16] nv) {{
+        y, nk, nv = com.microsoft.GroupQueryAttention <{GQA["plain"]}> (q, k, v, , , last, total{", " * 8}gq, gk)
+    }}"""
+    model = parsed(text, **given)
+    ours, theirs = evaluation.run(read(model), drawn(inputs)), truth.run(model, drawn(inputs))
+    for own, name in zip(ours, ("y", "nk", "nv"), strict=True):
+        np.testing.assert_allclose(own, theirs[name], rtol=1e-6)
 
 
 def test_packed_group_query_attention() -> None:

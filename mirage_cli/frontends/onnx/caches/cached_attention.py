@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,175 +20,75 @@ import onnx
 import onnx_ir as ir
 
 from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows
+from mirage_cli.frontends.onnx.caches import texts
 from mirage_cli.frontends.onnx.cut_points import take_place
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 
 INSIDE = "inside"  #: the key under which a node knows the operator that it is a part of
 OLDEST = 13  #: the opset whose forms of operators the texts below have
-_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9})  #: inputs that are understood
+_READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13})  #: inputs that are understood
 _INPUTS = 16
 _TYPES = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
 Dims: TypeAlias = Sequence[int | str | None]
-
-#: case 1 in standard operators: the index of new rows in a cache [batch, heads, positions, size] is [batch, new, heads, 3]
-_ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spresent_k, present_v, before, last) {
-    none = Constant <value = int64 {0}> ()
-    unit = Constant <value = int64 {1}> ()
-    one = Constant <value_ints = [1]> ()
-    two = Constant <value_ints = [2]> ()
-    three = Constant <value_ints = [3]> ()
-    flat = Constant <value_ints = [-1]> ()
-    inner = Constant <value_ints = [2, 3]> ()
-    middle = Constant <value_ints = [0, 1, 3]> ()
-    outer = Constant <value_ints = [1, 2, 3]> ()
-    heads = Constant <value_ints = [%(shared)d]> ()
-    count = Constant <value = int64 {%(shared)d}> ()
-    rows_dims = Constant <value_ints = [0, 0, %(shared)d, %(size)d]> ()
-    %(parts)s
-    given_dims = Shape (%(first)s)
-    counted = Slice (given_dims, one, two)
-    new = Squeeze (counted)
-    wide_lengths = Cast <to = 7> (lengths)
-    last = Reshape (wide_lengths, flat)
-    ends = Add (last, unit)
-    free = Sub (ends, new)
-    before = Max (free, none)
-    queries = Range (none, new, unit)
-    begin = Unsqueeze (before, one)
-    places = Add (begin, queries)
-    %(rotary)s
-    batch_dims = Shape (before)
-    batch = Squeeze (batch_dims)
-    sequences = Range (none, batch, unit)
-    sequence = Unsqueeze (sequences, outer)
-    numbers = Range (none, count, unit)
-    number = Unsqueeze (numbers, middle)
-    place = Unsqueeze (places, inner)
-    dims = Concat <axis = 0> (batch_dims, counted, heads, one)
-    s = Expand (sequence, dims)
-    h = Expand (number, dims)
-    p = Expand (place, dims)
-    index = Concat <axis = 3> (s, h, p)
-    past_dims = Shape (past_k)
-    room = Slice (past_dims, two, three)
-    wide_whole = Cast <to = 7> (whole)
-    wholes = Reshape (wide_whole, flat)
-    missing = Sub (wholes, room)
-    more = Max (missing, none)
-    zeros = Constant <value_ints = [0, 0, 0, 0, 0, 0]> ()
-    zero_end = Constant <value_ints = [0]> ()
-    pads = Concat <axis = 0> (zeros, more, zero_end)
-    positions_of = Squeeze (room)
-    positions = Range (none, positions_of, unit)
-    column = Unsqueeze (positions, one)
-    filled = Unsqueeze (before, outer)
-    kept = Less (column, filled)
-    nothing = Constant <value = float {0}> ()
-    zero = Cast <to = %(type)d> (nothing)
-    kept_k = Where (kept, past_k, zero)
-    kept_v = Where (kept, past_v, zero)
-    longer_k = Pad (kept_k, pads)
-    longer_v = Pad (kept_v, pads)
-    new_k = Reshape (%(k)s, rows_dims)
-    new_v = Reshape (v, rows_dims)
-    present_k = ScatterND (longer_k, index, new_k)
-    present_v = ScatterND (longer_v, index, new_v)
-}"""
-_PACKED = """sizes = Constant <value_ints = [%(width)d, %(shared_width)d, %(shared_width)d]> ()
-    %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
-_TURNED = """%(y)s = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
-        rotary_embedding_dim = %(part)d> (%(x)s, %(places)s, cos, sin)"""
-_ATTENTION = """(q, k, v, before, last) => (y) {
-    zero = Constant <value = int64 {0}> ()
-    unit = Constant <value = int64 {1}> ()
-    one = Constant <value_ints = [1]> ()
-    third = Constant <value_ints = [3]> ()
-    apart = Constant <value_ints = [0, 0, %(shared)d, %(group)d, %(size)d]> ()
-    joined = Constant <value_ints = [0, 0, %(width)d]> ()
-    two = Constant <value_ints = [2]> ()
-    rows = Constant <value_ints = [1, 2, 4]> ()
-    four = Constant <value_ints = [1, 2, 3, 4]> ()
-    tall = Constant <value_ints = [1, 2, 3]> ()
-    column = Constant <value_ints = [1]> ()
-    grouped = Reshape (q, apart)
-    own = Transpose <perm = [0, 2, 3, 1, 4]> (grouped)
-    cache_dims = Shape (k)
-    counted = Slice (cache_dims, two, third)
-    room = Squeeze (counted)
-    keys = Range (zero, room, unit)
-    query_dims = Shape (q)
-    news = Slice (query_dims, one, two)
-    new = Squeeze (news)
-    queries = Range (zero, new, unit)
-    wide_k = Unsqueeze (k, two)
-    across = Transpose <perm = [0, 1, 2, 4, 3]> (wide_k)
-    product = MatMul (own, across)
-    factor = Constant <value = float {%(scale)r}> ()
-    factor_like = Cast <to = %(type)d> (factor)
-    raw = Mul (product, factor_like)
-    %(capped)s
-    place = Unsqueeze (queries, column)
-    begin = Unsqueeze (before, four)
-    at = Add (begin, place)
-    %(seen)s
-    lowest = Constant <value = float {-inf}> ()
-    lowest_like = Cast <to = %(type)d> (lowest)
-    scores = Where (seen, capped, lowest_like)
-    weights = Softmax <axis = -1> (scores)
-    key = Unsqueeze (keys, column)
-    end = Unsqueeze (last, tall)
-    written = LessOrEqual (key, end)
-    nothing = Constant <value = float {0}> ()
-    nothing_like = Cast <to = %(type)d> (nothing)
-    clean_v = Where (written, v, nothing_like)
-    wide_v = Unsqueeze (clean_v, two)
-    mean = MatMul (weights, wide_v)
-    turned = Transpose <perm = [0, 3, 1, 2, 4]> (mean)
-    y = Reshape (turned, joined)
-}"""
-
-#: parts of the text of attention: with a soft cap and without, and likewise
-_CAPPED = """cap = Constant <value = float {%(cap)r}> ()
-    cap_like = Cast <to = %(type)d> (cap)
-    share = Div (raw, cap_like)
-    bent = Tanh (share)
-    capped = Mul (bent, cap_like)"""
-_UNCAPPED = "capped = Identity (raw)"
-_WINDOWED = """causal = LessOrEqual (keys, at)
-    window = Constant <value = int64 {%(window)d}> ()
-    start = Sub (at, window)
-    near = Less (start, keys)
-    seen = And (causal, near)"""
-_CAUSAL = "seen = LessOrEqual (keys, at)"
 
 
 def take_apart(model: ir.Model, opset: int) -> None:
     """Take all such nodes apart, in place, where the opset has the operators."""
     for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type == "GroupQueryAttention" and opset >= OLDEST:
+            _norms_before(node)
             layer = _layer(node)
             if layer is not None:
                 layer.take_place(model, opset)
 
 
+def _norms_before(node: ir.Node) -> None:
+    """Put the norms of queries and keys in front of a node that has them inside."""
+    if len(node.inputs) < _INPUTS or None in node.inputs[14:16]:
+        return
+    q, k, gains = node.inputs[0], node.inputs[1], node.inputs[14:16]
+    told = {name: a.value for name, a in node.attributes.items()}
+    heads, shared, epsilon = told.get("num_heads", 0), told.get("kv_num_heads", 0), told.get("qk_norm_epsilon", 1e-6)
+    size = _size(q, heads, 0 if k is not None else shared)
+    if q is None or q.dtype is None or not size or not math.isfinite(epsilon):
+        return
+    widths = {"width": heads * size, "shared_width": shared * size}
+    text = texts.NORMED % {
+        "given": "packed" if k is None else "query, k",
+        "v": ", v" if k is None else "",
+        "parts": texts.PACKED % {**widths, "query": "query"} if k is None else "",
+        "epsilon": epsilon,
+        **{"heads": heads, "shared": shared, "size": size, **widths},
+    }
+    tensors = [(q.dtype, (_dim(q, 0, 3), _dim(q, 1, 3), n * size)) for n in (heads, shared, shared)]
+    given, count = ([q], 3) if k is None else ([q, k], 2)
+    for i, v in enumerate(_spliced(node, "norms", text, [*given, *gains], tensors[:count])):
+        node.replace_input_with(i, v)
+    for i in (14, 15):
+        node.replace_input_with(i, None)
+
+
 def _layer(node: ir.Node) -> _Layer | None:
-    """A node that can be taken apart; None for others, which are read as they are or stay: of known lengths, with a mask of
-    its own, a sink, a quantized cache, scores as an output."""
+    """A node that can be taken apart; None for others, which are read as they are or stay: of known lengths, with a cache of
+    int4 or of the window's size, scores as an output."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * (_INPUTS - len(node.inputs))]
     told = {name: a.value for name, a in node.attributes.items()}
     heads, shared = told.get("num_heads", 0), told.get("kv_num_heads", 0)
-    width, past, new = _dim(given[0], 2, 3), _dim(given[3], 2, 4), _dim(given[0], 1, 3)
+    size = _size(given[0], heads, 0 if given[1] is not None else shared)
+    past, new = _dim(given[3], 2, 4), _dim(given[0], 1, 3)
     understood = len(given) == _INPUTS and not any(v is not None for i, v in enumerate(given) if i not in _READ)
-    more = told.get("qk_output") or told.get("smooth_softmax") or len(node.outputs) > 3
+    more = told.get("qk_output") or told.get("sliding_window_cache") or len(node.outputs) > 3
     plain = told.get("causal", 1) == 1 and not more
-    known = heads and shared and heads % shared == 0 and isinstance(width, int) and past is not None and new is not None
+    known = heads and shared and heads % shared == 0 and size and past is not None and new is not None
     if not (understood and plain and known) or any(given[i] is None for i in (0, 3, 4, 5, 6)):
         return None
     grown = _dim(node.outputs[1], 2, 4) if len(node.outputs) > 1 else None
     fixed = given[6] is None or given[6].const_value is not None
     if fixed or past in (0, grown) or (isinstance(past, int) and isinstance(new, int)):
         return None
-    size = width // (heads + 2 * shared if given[1] is None else heads)
+    fits = _dim(given[10], 0, 4) in (1, _dim(given[0], 0, 3)) and _dim(given[10], 1, 4) in (1, heads)
+    if given[10] is not None and not fits:
+        return None
     rows = _rows(given, told, heads, shared, size)
     room = past if past == grown else f"{past}+{new}"
     return None if rows is None else _Layer(node, given, told, rows, room)
@@ -204,8 +106,30 @@ def _rows(
         return None
     turns = bool(half)
     kinds = (bool(told.get("rotary_interleaved", 0)) and turns, given[1] is None, given[9] is not None and turns)
-    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, *ranks)
-    return None if rows.problem else rows
+    scales = _scales(given, told)
+    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, lengths=ranks[0], whole=ranks[1], scales=scales or 0)
+    return None if scales is None or rows.problem else rows
+
+
+def _scales(given: Sequence[ir.Value | None], told: Mapping[str, Any]) -> int | None:
+    """How many scales each cache of int8 has, 0 for caches of the queries' type; None for other ones."""
+    q, k, v = (given[i] for i in (0, 3, 4))
+    kinds = {told.get(name, "NONE") for name in ("k_quant_type", "v_quant_type")}
+    types = {x.dtype for x in (k, v) if x is not None}
+    if kinds == {"NONE"}:
+        return 0 if q is not None and types == {q.dtype} else None
+    shapes = [
+        x.shape.numpy() if x is not None and x.shape is not None and x.shape.is_static() else None for x in given[12:14]
+    ]
+    counts = {None if s is None else math.prod(s) for s in shapes}
+    ours = types == {ir.DataType.INT8} and len(kinds) == 1 and told.get("kv_cache_bit_width", 8) == 8
+    return counts.pop() if ours and len(counts) == 1 else None
+
+
+def _size(q: ir.Value | None, heads: int, packed: int) -> int:
+    """How many numbers a head has; 0 where that is not known. Behind the queries may lie `packed` heads of keys and values."""
+    width, count = _dim(q, 2, 3), heads + 2 * packed
+    return width // count if isinstance(width, int) and min(heads, count) > 0 and width % count == 0 else 0
 
 
 def _dim(v: ir.Value | None, k: int, rank: int) -> int | str | None:
@@ -231,23 +155,35 @@ class _Layer:
         q = self.given[0]
         results = self.new_rows(model, opset)
         queries = results.pop(0) if self.rows.writes_queries else q
+        more = [self.given[11], self.padded_bias(results[0]), *self.given[12:14]]
         text = self.attention() % self.numbers()
-        y = _spliced(self.node, "attention", text, [queries, *results], [None])
+        y = _spliced(self.node, "attention", text, [queries, *results, *more], [None])
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
         take_place(self.node, list(zip(self.node.outputs, [*y, *results[:2]], strict=False)))
 
+    def padded_bias(self, k: ir.Value) -> ir.Value | None:
+        """The bias for all keys that a present cache has room for."""
+        bias = self.given[10]
+        if bias is None:
+            return None
+        assert bias.dtype is not None
+        dims = (*(_dim(bias, i, 4) for i in range(3)), self.room)
+        return _spliced(self.node, "bias", texts.PADDED, [bias, k], [(bias.dtype, dims)])[0]
+
     def numbers(self) -> dict[str, Any]:
         """Numbers that texts have."""
-        x, r = self.given[0], self.rows
-        assert x is not None and x.dtype is not None
+        r, alike = self.rows, _dim(self.given[10], 1, 4) == 1
         return {
+            "bias_shared": 1 if alike else r.shared,
+            "bias_group": 1 if alike else r.heads // r.shared,
             "shared": r.shared,
             "group": r.heads // r.shared,
             "size": r.size,
             "width": r.heads * r.size,
             "shared_width": r.shared * r.size,
-            "type": x.dtype.value,
+            "type": next(t for t, name in _TYPES.items() if name == r.dtype).value,
+            "channels": f"{r.shared}, 1, {r.size}" if r.scales > 1 else "1",
             "cap": self.told.get("softcap", 0.0),
             "window": self.told.get("local_window_size", -1),
             "scale": self.told.get("scale", 0.0) or r.size**-0.5,
@@ -259,8 +195,12 @@ class _Layer:
         assert q is not None and past is not None and q.dtype is not None and isinstance(self.node.graph, ir.Graph)
         read = [0, *([] if rows.packed else [1, 2]), 3, 4, 5, 6, *([7, 8] if rows.turned else [])]
         inputs = [self.given[i] for i in (*read, *([9] if rows.listed else []))]
+        if rows.scales:
+            inputs += _spliced(
+                self.node, "scales", texts.FLAT, self.given[12:14], [(ir.DataType.FLOAT, (rows.scales,))] * 2
+            )
         batch, new, integer = _dim(q, 0, 3), _dim(q, 1, 3), ir.DataType.INT64
-        cache = (q.dtype, (_dim(past, 0, 4), rows.shared, self.room, rows.size))
+        cache = (past.dtype or q.dtype, (_dim(past, 0, 4), rows.shared, self.room, rows.size))
         tensors: list[tuple[str, _Tensor]] = [("present_k", cache), ("present_v", cache)]
         tensors += [("before", (integer, (batch,))), ("last", (integer, (batch,)))]
         if rows.writes_queries:
@@ -276,9 +216,20 @@ class _Layer:
 
     def attention(self) -> str:
         """The text of case 2."""
-        capped = _CAPPED if self.told.get("softcap", 0.0) > 0 else _UNCAPPED
-        seen = _WINDOWED if self.told.get("local_window_size", -1) >= 0 else _CAUSAL
-        return _ATTENTION.replace("%(capped)s", capped).replace("%(seen)s", seen)
+        sunk = self.given[11] is not None or self.told.get("smooth_softmax", 0) == 1
+        parts = {
+            "read": texts.SCALED if self.rows.scales else texts.FLOATS,
+            "capped": texts.CAPPED if self.told.get("softcap", 0.0) > 0 else texts.UNCAPPED,
+            "biased": texts.UNBIASED if self.given[10] is None else texts.BIASED,
+            "seen": texts.WINDOWED if self.told.get("local_window_size", -1) >= 0 else texts.CAUSAL,
+            "sunk": texts.SUNK if sunk else texts.NO_SINK,
+            "kept": texts.SHARED if sunk else texts.UNSHARED,
+            "sink": texts.SMOOTH if self.given[11] is None else texts.SINK,
+        }
+        text = texts.ATTENTION
+        for name, part in parts.items():
+            text = text.replace(f"%({name})s", part)
+        return text
 
 
 def rows_function(rows: CacheRows, opset: int) -> ir.Function:
@@ -289,19 +240,25 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
     turns = (("turned", "query", rows.heads), ("turned_k", "k", rows.shared)) if rows.turned else ()
     query = "query" if rows.turned else "turned"
     parts = {"width": width, "shared_width": rows.shared * rows.size, "query": query}
-    text = _ROWS % {
+    caches = (texts.WHOLE, texts.IN_STEPS) if rows.scales else (texts.KEPT, texts.AS_THEY_ARE)
+    kept, new = ("\n    ".join(text % {"x": x} for x in "kv") for text in caches)
+    channels = f"{rows.shared}, {rows.size}" if rows.scales > 1 else "1"
+    text = texts.ROWS % {
         "given": "packed" if rows.packed else "query, k, v",
         "first": "packed" if rows.packed else "query",
-        "tables": (", cos, sin" if rows.turned else "") + (", listed" if rows.listed else ""),
+        "tables": (", cos, sin" if rows.turned else "")
+        + (", listed" if rows.listed else "")
+        + (", k_scale, v_scale" if rows.scales else ""),
+        "kept": kept,
+        "new": (texts.STEPS % {"scale_dims": channels} if rows.scales else "") + new,
         "turned": "turned, " if rows.writes_queries else "",
-        "parts": _PACKED % parts if rows.packed else "",
-        "rotary": "\n    ".join(_TURNED % {**turned, "y": y, "x": x, "heads": heads} for y, x, heads in turns),
+        "parts": texts.PACKED % parts if rows.packed else "",
+        "rotary": "\n    ".join(texts.TURNED % {**turned, "y": y, "x": x, "heads": heads} for y, x, heads in turns),
         "k": "turned_k" if rows.turned else "k",
         "shared": rows.shared,
         "size": rows.size,
-        "type": kind.value,
     }
-    graph = _parsed(text)
+    graph = _parsed(text, kind)
     graph.opset_imports.update({"": opset, MICROSOFT: 1})
     return ir.Function(DOMAIN, rows.op_type, graph=graph, attributes=[])
 
@@ -316,7 +273,8 @@ def _spliced(
     """The results of a text whose nodes are put in front of `node`, with names of their own; constants become weights."""
     graph = node.graph
     assert isinstance(graph, ir.Graph)
-    part = _parsed(text)
+    kind = next(v.dtype for v in given if v is not None)
+    part = _parsed(text, kind or ir.DataType.FLOAT)
     for own, value in zip(part.inputs, given, strict=False):
         if value is not None:
             ir.convenience.replace_all_uses_with(own, value)
@@ -340,9 +298,25 @@ def _spliced(
     return results
 
 
-def _parsed(text: str) -> ir.Graph:
+def _parsed(text: str, kind: ir.DataType) -> ir.Graph:
+    """A text as a graph. Its lines `let a = 1, b = [2, 3], c = 0.5` are constants, numbers like the last of type `kind`."""
+    text = re.sub(r"^ *let (.*)$", lambda line: _constants(line[1], kind), text, flags=re.MULTILINE)
     head = f'<ir_version: 9, opset_import: ["" : {OLDEST}, "{MICROSOFT}" : 1]> part '
     return ir.from_proto(onnx.parser.parse_model(head + text)).graph
+
+
+def _constants(told: str, kind: ir.DataType) -> str:
+    """A list of constants as nodes."""
+    made = []
+    for name, value in re.findall(r"(\w+) = (\[.*?\]|[^,]+)", told):
+        if value.startswith("["):
+            made.append(f"{name} = Constant <value_ints = {value}> ()")
+        elif value.isdigit():
+            made.append(f"{name} = Constant <value = int64 {{{value}}}> ()")
+        else:
+            made.append(f"{name}_f32 = Constant <value = float {{{value}}}> ()")
+            made.append(f"{name} = Cast <to = {kind.value}> ({name}_f32)")
+    return "\n".join(made)
 
 
 def _told(v: ir.Value, tensor: _Tensor) -> ir.Value:

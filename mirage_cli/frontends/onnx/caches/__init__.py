@@ -1,0 +1,1 @@
+"""Attention behind caches, taken apart before models are read."""

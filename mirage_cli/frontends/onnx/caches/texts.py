@@ -1,0 +1,193 @@
+"""Attention behind a cache in standard operators, as onnx's text form with numbers and parts to be put in.
+
+Lines `let a = 1, b = [2, 3], c = 0.5` are constants, numbers like the last of the type of the queries.
+"""
+
+from __future__ import annotations
+
+#: case 1 in standard operators: the index of new rows in a cache [batch, heads, positions, size] is [batch, new, heads, 3]
+ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spresent_k, present_v, before, last) {
+    let none = 0, unit = 1, count = %(shared)d, nothing = 0.0
+    let one = [1], two = [2], three = [3], flat = [-1], inner = [2, 3], middle = [0, 1, 3], outer = [1, 2, 3]
+    let heads = [%(shared)d], rows_dims = [0, 0, %(shared)d, %(size)d], zeros = [0, 0, 0, 0, 0, 0], zero_end = [0]
+    %(parts)s
+    given_dims = Shape (%(first)s)
+    counted = Slice (given_dims, one, two)
+    new = Squeeze (counted)
+    wide_lengths = Cast <to = 7> (lengths)
+    last = Reshape (wide_lengths, flat)
+    ends = Add (last, unit)
+    free = Sub (ends, new)
+    before = Max (free, none)
+    queries = Range (none, new, unit)
+    begin = Unsqueeze (before, one)
+    places = Add (begin, queries)
+    %(rotary)s
+    batch_dims = Shape (before)
+    batch = Squeeze (batch_dims)
+    sequences = Range (none, batch, unit)
+    sequence = Unsqueeze (sequences, outer)
+    numbers = Range (none, count, unit)
+    number = Unsqueeze (numbers, middle)
+    place = Unsqueeze (places, inner)
+    dims = Concat <axis = 0> (batch_dims, counted, heads, one)
+    s = Expand (sequence, dims)
+    h = Expand (number, dims)
+    p = Expand (place, dims)
+    index = Concat <axis = 3> (s, h, p)
+    past_dims = Shape (past_k)
+    room = Slice (past_dims, two, three)
+    wide_whole = Cast <to = 7> (whole)
+    wholes = Reshape (wide_whole, flat)
+    missing = Sub (wholes, room)
+    more = Max (missing, none)
+    pads = Concat <axis = 0> (zeros, more, zero_end)
+    positions_of = Squeeze (room)
+    positions = Range (none, positions_of, unit)
+    column = Unsqueeze (positions, one)
+    filled = Unsqueeze (before, outer)
+    kept = Less (column, filled)
+    %(kept)s
+    longer_k = Pad (kept_k, pads)
+    longer_v = Pad (kept_v, pads)
+    rows_k = Reshape (%(k)s, rows_dims)
+    rows_v = Reshape (v, rows_dims)
+    %(new)s
+    present_k = ScatterND (longer_k, index, new_k)
+    present_v = ScatterND (longer_v, index, new_v)
+}"""
+PACKED = """let sizes = [%(width)d, %(shared_width)d, %(shared_width)d]
+    %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
+#: for each cache: what is filled, and new rows, of a float type and of int8
+KEPT = "kept_%(x)s = Where (kept, past_%(x)s, nothing)"
+WHOLE = "kept_%(x)s = Identity (past_%(x)s)"
+AS_THEY_ARE = "new_%(x)s = Identity (rows_%(x)s)"
+IN_STEPS = """wide_%(x)s = Cast <to = 1> (rows_%(x)s)
+    scale_%(x)s = Reshape (%(x)s_scale, scale_dims)
+    steps_%(x)s = Div (wide_%(x)s, scale_%(x)s)
+    near_%(x)s = Round (steps_%(x)s)
+    over_%(x)s = Max (near_%(x)s, least)
+    within_%(x)s = Min (over_%(x)s, most)
+    new_%(x)s = Cast <to = 3> (within_%(x)s)"""
+#: constants of the last
+STEPS = """let scale_dims = [%(scale_dims)s]
+    least = Constant <value = float {-128.0}> ()
+    most = Constant <value = float {127.0}> ()
+    """
+#: queries and keys with a norm in each head
+NORMED = """(%(given)s, q_gain, k_gain) => (normed_q, normed_k%(v)s) {
+    let apart_q = [0, 0, %(heads)d, %(size)d], apart_k = [0, 0, %(shared)d, %(size)d]
+    let joined_q = [0, 0, %(width)d], joined_k = [0, 0, %(shared_width)d]
+    %(parts)s
+    heads_q = Reshape (query, apart_q)
+    heads_k = Reshape (k, apart_k)
+    even_q = SimplifiedLayerNormalization <axis = -1, epsilon = %(epsilon)r> (heads_q, q_gain)
+    even_k = SimplifiedLayerNormalization <axis = -1, epsilon = %(epsilon)r> (heads_k, k_gain)
+    normed_q = Reshape (even_q, joined_q)
+    normed_k = Reshape (even_k, joined_k)
+}"""
+TURNED = """%(y)s = com.microsoft.RotaryEmbedding <interleaved = %(interleaved)d, num_heads = %(heads)d,
+        rotary_embedding_dim = %(part)d> (%(x)s, %(places)s, cos, sin)"""
+ATTENTION = """(q, stored_k, stored_v, before, last, head_sink, bias, k_scale, v_scale) => (y) {
+    let zero = 0, unit = 1, nothing = 0.0, lowest = -inf, factor = %(scale)r
+    let one = [1], two = [2], third = [3], tall = [1, 2, 3], four = [1, 2, 3, 4]
+    let apart = [0, 0, %(shared)d, %(group)d, %(size)d], joined = [0, 0, %(width)d]
+    %(read)s
+    grouped = Reshape (q, apart)
+    own = Transpose <perm = [0, 2, 3, 1, 4]> (grouped)
+    cache_dims = Shape (stored_k)
+    counted = Slice (cache_dims, two, third)
+    room = Squeeze (counted)
+    keys = Range (zero, room, unit)
+    query_dims = Shape (q)
+    news = Slice (query_dims, one, two)
+    new = Squeeze (news)
+    queries = Range (zero, new, unit)
+    wide_k = Unsqueeze (k, two)
+    across = Transpose <perm = [0, 1, 2, 4, 3]> (wide_k)
+    product = MatMul (own, across)
+    raw = Mul (product, factor)
+    %(capped)s
+    %(biased)s
+    place = Unsqueeze (queries, one)
+    begin = Unsqueeze (before, four)
+    at = Add (begin, place)
+    %(seen)s
+    %(sunk)s
+    scores = Where (seen, joint, lowest)
+    shares = Softmax <axis = -1> (scores)
+    %(kept)s
+    key = Unsqueeze (keys, one)
+    end = Unsqueeze (last, tall)
+    written = LessOrEqual (key, end)
+    clean_v = Where (written, v, nothing)
+    wide_v = Unsqueeze (clean_v, two)
+    mean = MatMul (weights, wide_v)
+    turned = Transpose <perm = [0, 3, 1, 2, 4]> (mean)
+    y = Reshape (turned, joined)
+}"""
+#: scales of any shape as a list
+FLAT = """(k_scale, v_scale) => (flat_k, flat_v) {
+    let flat = [-1]
+    flat_k = Reshape (k_scale, flat)
+    flat_v = Reshape (v_scale, flat)
+}"""
+#: a bias for as many keys as the present caches have room for; what is added to the others is hidden
+PADDED = """(bias, k) => (padded) {
+    let two = [2], three = [3], four = [4], zeros = [0, 0, 0, 0, 0, 0, 0]
+    cache_dims = Shape (k)
+    room = Slice (cache_dims, two, three)
+    bias_dims = Shape (bias)
+    given = Slice (bias_dims, three, four)
+    missing = Sub (room, given)
+    pads = Concat <axis = 0> (zeros, missing)
+    padded = Pad (bias, pads)
+}"""
+#: parts of the text of attention: with a soft cap and without, and likewise
+CAPPED = """let cap = %(cap)r
+    share = Div (raw, cap)
+    bent = Tanh (share)
+    capped = Mul (bent, cap)"""
+UNCAPPED = "capped = Identity (raw)"
+#: keys and values of caches of floats and of int8
+FLOATS = """k = Identity (stored_k)
+    v = Identity (stored_v)"""
+SCALED = """let channels = [%(channels)s]
+    wide_stored_k = Cast <to = 1> (stored_k)
+    wide_stored_v = Cast <to = 1> (stored_v)
+    channels_k = Reshape (k_scale, channels)
+    channels_v = Reshape (v_scale, channels)
+    scaled_k = Mul (wide_stored_k, channels_k)
+    scaled_v = Mul (wide_stored_v, channels_v)
+    k = Cast <to = %(type)d> (scaled_k)
+    v = Cast <to = %(type)d> (scaled_v)"""
+BIASED = """let wide_heads = [0, %(bias_shared)d, %(bias_group)d, 0, 0]
+    wide_bias = Unsqueeze (bias, one)
+    bias_like = Reshape (wide_bias, wide_heads)
+    biased = Add (capped, bias_like)"""
+UNBIASED = "biased = Identity (capped)"
+WINDOWED = """causal = LessOrEqual (keys, at)
+    let window = %(window)d
+    start = Sub (at, window)
+    near = Less (start, keys)
+    seen = And (causal, near)"""
+CAUSAL = "seen = LessOrEqual (keys, at)"
+#: a sink takes its share with the key at a query's own place, which every query sees: their score is log(exp s + exp sink)
+SUNK = """%(sink)s
+    above = Sub (biased, sink)
+    apart_by = Abs (above)
+    below = Neg (apart_by)
+    more = Softplus (below)
+    higher = Max (biased, sink)
+    both = Add (higher, more)
+    here = Equal (keys, at)
+    joint = Where (here, both, biased)"""
+SINK = """let per_head = [%(shared)d, %(group)d, 1, 1]
+    sink = Reshape (head_sink, per_head)"""
+SMOOTH = "let sink = 0.0"
+NO_SINK = "joint = Identity (biased)"
+SHARED = """let whole = 1.0
+    own_part = Sigmoid (above)
+    part = Where (here, own_part, whole)
+    weights = Mul (shares, part)"""
+UNSHARED = "weights = Identity (shares)"
