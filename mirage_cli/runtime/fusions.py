@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from mirage_cli.frontends.onnx.caches.cached_attention import INSIDE
 from mirage_cli.frontends.onnx.ops.quantized import scales_integers
+from mirage_cli.frontends.onnx.parts.cached_attention import INSIDE
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
 ROUNDED = 4  #: the accuracy level of products that round activations to 8 bits

@@ -22,8 +22,8 @@ from mirage_cli.errors import InvalidGraph, MirageError, UsageError
 from mirage_cli.files.output import MODEL, MUGRAPHS
 from mirage_cli.frontends import Imported, sizes
 from mirage_cli.frontends.onnx import protobuf
-from mirage_cli.frontends.onnx.caches import cached_attention
 from mirage_cli.frontends.onnx.external import DataFiles
+from mirage_cli.frontends.onnx.parts import cached_attention
 from mirage_cli.lax.dtypes import U8
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.options import dims

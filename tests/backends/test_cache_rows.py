@@ -18,7 +18,7 @@ from mirage_cli.backends import cache_rows
 from mirage_cli.backends.library import build_library
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows, named
-from mirage_cli.frontends.onnx.caches.cached_attention import rows_function
+from mirage_cli.frontends.onnx.parts.cached_attention import rows_function
 from mirage_cli.runtime import sessions
 
 FORMS = {

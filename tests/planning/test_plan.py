@@ -16,7 +16,7 @@ from mirage_cli.codegen.requests.passes import without
 from mirage_cli.codegen.requests.request import Spelled
 from mirage_cli.codegen.source import Rendered, lowered
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.frontends.onnx.caches.cached_attention import INSIDE
+from mirage_cli.frontends.onnx.parts.cached_attention import INSIDE
 from mirage_cli.lax.dtypes import F16, F32, F64, U4, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph

@@ -157,7 +157,7 @@ def test_fragments_with_which_the_model_loads_but_does_not_run_are_left(
 ) -> None:
     """MultiHeadAttention does not take the mask that Attention takes. Where the original does not run either, because of its
     inputs, it is enough to load."""
-    monkeypatch.setattr("mirage_cli.frontends.onnx.cut_points._mask_fits", lambda mask, x: True)
+    monkeypatch.setattr("mirage_cli.frontends.onnx.parts.cut_points._mask_fits", lambda mask, x: True)
     onnx.save(parsed(ASYMMETRIC, w=noise(64, 192), bias=noise(192)), tmp_path / "model.onnx")
     options = Options(target=("cpu",), force=True, cache=cache)
     report = anew(str(tmp_path / "model.onnx"), tmp_path / "out", options)

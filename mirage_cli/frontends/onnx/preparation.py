@@ -26,10 +26,10 @@ from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx import folding, fragile, inlined_size, inlining, tolerated
-from mirage_cli.frontends.onnx.caches.cached_attention import take_apart
-from mirage_cli.frontends.onnx.cut_points import store_what_is_cut_at
 from mirage_cli.frontends.onnx.external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
+from mirage_cli.frontends.onnx.parts.cached_attention import take_apart
+from mirage_cli.frontends.onnx.parts.cut_points import store_what_is_cut_at
 from mirage_cli.frontends.onnx.traversal import all_graphs
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.options.dims import check_inputs, check_known, check_rank

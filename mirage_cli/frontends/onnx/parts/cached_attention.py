@@ -20,9 +20,9 @@ import onnx
 import onnx_ir as ir
 
 from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows
-from mirage_cli.frontends.onnx.caches import texts
-from mirage_cli.frontends.onnx.cut_points import take_place
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
+from mirage_cli.frontends.onnx.parts import texts
+from mirage_cli.frontends.onnx.parts.cut_points import take_place
 
 INSIDE = "inside"  #: the key under which a node knows the operator that it is a part of
 OLDEST = 13  #: the opset whose forms of operators the texts below have

@@ -1,1 +1,0 @@
-"""Attention behind caches, taken apart before models are read."""

@@ -1,0 +1,1 @@
+"""Operators of several steps, taken apart before models are read."""
