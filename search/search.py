@@ -30,7 +30,7 @@ from mirage_cli.search.reassociation import variants
 from mirage_cli.search.schedules.alternatives import Sizes
 from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
 from mirage_cli.search.schedules.engines import ENGINES
-from mirage_cli.search.schedules.ranking import ranked, total_us
+from mirage_cli.search.schedules.ranking import Beside, beside, ranked, total_us
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import SPLITS
@@ -297,7 +297,13 @@ class Searcher:
         lengths = [min(SHAPES * options.schedules, len(c)) for c in found]  # some may not fit
         places = best_combinations(lengths, options.apart) if all(lengths) else ()
         chosen = [tuple(c[k] for c, k in zip(found, at, strict=True)) for at in places]
-        fitting = [c for c in (*chosen, *alike(found)) if sum(len(x.schedules) for x in c) <= options.max_kernels]
+
+        def seen(c: Candidate) -> Beside:
+            return beside(c.graph.kernels[0], c.schedules[0], target, dict(options.sizes))
+
+        fitting = [
+            c for c in (*chosen, *alike(found, seen, target)) if sum(len(x.schedules) for x in c) <= options.max_kernels
+        ]
         candidates = [self._together(program, target, parts, c) for c in dict.fromkeys(fitting)]
         candidates.sort(key=lambda c: c.order)
         return SearchResult(program, candidates, total, self)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.cost import Ranked
+from mirage_cli.search.schedules.ranking import Beside, together_us
 from mirage_cli.search.schedules.schedule import Schedule, block_shape
+from mirage_cli.search.schedules.target import Target
 
 MARGIN = 1.1  #: how much better than one kernel several have to be predicted: the model is not more exact than that
 NEXT = 4  #: candidates for each shape of blocks
+CHOICES = 6  #: candidates of a part for it, each with another number of blocks
 
 
 class Way(Protocol):
@@ -53,20 +56,28 @@ class Option:
         return self.sum * (MARGIN if len(self.ranks) > 1 else 1.0)
 
 
-def alike(found: Sequence[Sequence[AnyWay]]) -> Iterator[tuple[AnyWay, ...]]:
-    """The best candidates of one kernel each together, then for each shape of blocks the best that can be one launch, and the
-    next ones, should these not fit."""
-    shapes: list[dict[tuple[int, int] | None, list[AnyWay]]] = []
-    for candidates in found:
-        own: dict[tuple[int, int] | None, list[AnyWay]] = {None: []}
-        for c in (c for c in candidates if len(c.schedules) == 1):
-            own[None].append(c)
+def alike(
+    found: Sequence[Sequence[AnyWay]], seen: Callable[[AnyWay], Beside], target: Target
+) -> Iterator[tuple[AnyWay, ...]]:
+    """The best candidates of one kernel each together, then for each shape of blocks those that take least as one launch: of
+    candidates of a part with as many blocks the best."""
+    single = [[c for c in candidates if len(c.schedules) == 1] for candidates in found]
+    if all(single):
+        yield tuple(own[0] for own in single)
+    if target.kind != "cuda":
+        return
+    shapes: list[dict[tuple[int, int], dict[int, tuple[AnyWay, Beside]]]] = []
+    for candidates in single:
+        own: dict[tuple[int, int], dict[int, tuple[AnyWay, Beside]]] = {}
+        for c in candidates:
             if (shape := block_shape(c.graph.kernels[0], c.schedules[0])) is not None:
-                own.setdefault(shape, []).append(c)
+                other = seen(c)
+                own.setdefault(shape, {}).setdefault(other.blocks, (c, other))
         shapes.append(own)
-    for shape in [s for s in shapes[0] if all(own.get(s) for own in shapes)]:
-        for k in range(NEXT):
-            yield tuple(own[shape][min(k, len(own[shape]) - 1)] for own in shapes)
+    for shape in [s for s in shapes[0] if all(s in own for own in shapes)]:
+        choices = [list(own[shape].values())[:CHOICES] for own in shapes]
+        order = sorted(itertools.product(*choices), key=lambda some: together_us([b for _, b in some], target))
+        yield from (tuple(c for c, _ in some) for some in order[:NEXT])
 
 
 def best_combinations(lengths: Sequence[int], apart: bool, count: int = 0) -> Iterator[tuple[int, ...]]:

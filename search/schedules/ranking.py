@@ -5,17 +5,21 @@ Every engine has a model here and a maker of kernels in `codegen/engines.py`, by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
-from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
+from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
+from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, number
 from mirage_cli.search.schedules.engines import BLOCK, ENGINES
+from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import ModelMaker
 from mirage_cli.search.schedules.rows import RowsModel
-from mirage_cli.search.schedules.schedule import Schedule, launches
+from mirage_cli.search.schedules.schedule import Schedule, block_count, block_shape, launches
+from mirage_cli.search.schedules.strip import resident, units_for
 from mirage_cli.search.schedules.strip_cost import StripModel
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import BlockModel
@@ -70,20 +74,40 @@ def engine_ranked(
         return []
 
 
-def predicted_us(
-    program: Program, graph: BlockGraph, schedule: Schedule, target: Target, sizes: Mapping[str, int]
-) -> float:
-    """The prediction of a schedule's engine's model for it at these sizes, in microseconds. Raises Refused."""
-    return MODELS[schedule.engine](program, graph, target, sizes).predict(schedule).us
-
-
 def total_us(graph: KernelGraph, schedules: Sequence[Schedule], target: Target, sizes: Mapping[str, int]) -> float:
-    """The prediction for a kernel graph, in microseconds: its launches one after the other, each as long as its longest kernel
-    and as the bytes of the others take. Raises Refused."""
-    kernels = graph.kernels
-    times = [predicted_us(k.program, k.block, s, target, sizes) for k, s in zip(kernels, schedules, strict=True)]
-    total = 0.0
-    for run in launches(graph, schedules, target.kind == "cuda"):
-        longest = max(run, key=lambda n: times[n])
-        total += times[longest] + sum(floor_us(kernels[n].program, target, sizes) for n in run if n != longest)
-    return total
+    """The prediction for a kernel graph, in microseconds: its launches one after the other. Raises Refused."""
+    parts = [beside(k, s, target, sizes) for k, s in zip(graph.kernels, schedules, strict=True)]
+    runs = launches(graph, schedules, target.kind == "cuda")
+    return sum(together_us([parts[n] for n in run], target) for run in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A kernel as what starts with it sees it: its prediction alone, its blocks, their threads and clusters."""
+
+    prediction: Prediction
+    blocks: int
+    threads: int
+    cluster: int
+
+
+def beside(kernel: CustomKernel, s: Schedule, target: Target, sizes: Mapping[str, int]) -> Beside:
+    """A kernel with a schedule at some sizes. Raises Refused."""
+    prediction = MODELS[s.engine](kernel.program, kernel.block, target, sizes).predict(s)
+    extents = {a.name: number(a.extent, sizes) for a in kernel.program.axes}
+    _, cluster = block_shape(kernel, s) or (0, 1)
+    return Beside(prediction, block_count(kernel.block, s, extents), 32 * s.warps, cluster)
+
+
+def together_us(parts: Sequence[Beside], target: Target) -> float:
+    """Microseconds of one launch: as long as its longest kernel takes, or as all bytes do beside what the quickest takes
+    without its own, and further waves of blocks."""
+    longest = max(p.prediction.us for p in parts)
+    if len(parts) == 1:
+        return longest
+    held = resident(target, max(p.prediction.shared for p in parts), parts[0].threads, 0.0)
+    room = held * units_for(target, parts[0].cluster)
+    waves = math.ceil(sum(p.blocks for p in parts) / max(1, room))
+    least = min(p.prediction.us - p.prediction.floor_us for p in parts)
+    streamed = least + sum(p.prediction.floor_us for p in parts)
+    return max(longest, streamed) + target.fitted(Strip).wave_us * (waves - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,12 @@ def launches(graph: KernelGraph, schedules: Sequence[Schedule], siblings: bool =
             found.append(range(n, n + 1))
         shape = own
     return found
+
+
+def block_count(graph: BlockGraph, s: Schedule, extents: Mapping[str, int]) -> int:
+    """Blocks of the grid, where the axes have these extents."""
+    shared = graph.loop if s.parts else None
+    return math.prod(s.parts if a == shared else -(-extents[a] // tile) for a, tile in s.tiles)
 
 
 def block_shape(kernel: CustomKernel, s: Schedule) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedules import packed
+from mirage_cli.search.schedules.fitted import Clusters
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -54,6 +55,11 @@ def resident(target: Target, shared: int, threads: int, floats: float) -> int:
     registers of products."""
     by_registers = int(target.registers / (threads * min(255.0, OTHER_REGISTERS + 1.25 * floats)))
     return max(1, min(target.shared_total // (shared + RESERVED), by_registers, MOST_RESIDENT))
+
+
+def units_for(target: Target, cluster: int) -> int:
+    """Multiprocessors that clusters of so many blocks can have; some may get one more than others."""
+    return int(target.fitted(Clusters).share(cluster) * target.units) * cluster if cluster > 1 else target.units
 
 
 def orient(program: Program, graph: BlockGraph, size: Size) -> Sides:

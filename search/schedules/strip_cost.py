@@ -19,9 +19,9 @@ from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
 from mirage_cli.search.mugraph.visible import shown, walked
 from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
-from mirage_cli.search.schedules.fitted import Clusters, Strip
+from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Schedule, block_count
 from mirage_cli.search.schedules.strip import (
     NOMINAL,
     RESERVED,
@@ -31,6 +31,7 @@ from mirage_cli.search.schedules.strip import (
     products,
     resident,
     roles,
+    units_for,
 )
 from mirage_cli.search.schedules.target import Target
 
@@ -192,7 +193,9 @@ class Shape:
         self.lines = 0.0  # pieces of memory lines that a stage takes
         for o in graph.ops:
             if o.op == "load" and (o.name in operands or self._feeds(o.name, operands)):
-                bytes_ = math.ceil(self.elements(self.axes[o.name], o.phase) * reads[o.source_value or ""] / 128) * 128
+                whole = o.name in operands or any(o.name in u.inputs and u.name not in operands for u in graph.ops)
+                elements = self.elements(self.axes[o.name], o.phase, whole)
+                bytes_ = math.ceil(elements * reads[o.source_value or ""] / 128) * 128
                 if o.phase == BODY:
                     self.stage += bytes_
                     run = self.run(o.source_value or "")
@@ -205,7 +208,7 @@ class Shape:
                 o.op == "load" and o.name in operands and packed.type_of(self.p, o.source_value or "") != types[o.name]
             )
             if converted or (o.op == "thread" and o.name in operands - r.made - r.packed.keys()):
-                bytes_ = self.elements(self.axes[o.name], o.phase) * (4 if self.exact() else 2)
+                bytes_ = self.elements(self.axes[o.name], o.phase, True) * (4 if self.exact() else 2)
                 self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
         if self.across > 1:
             self.kept += self.groups * self._exchanged(r.made)
@@ -266,8 +269,8 @@ class Shape:
             self._padded[key] = -(-math.prod(self.size(a, BODY) for a in axes) // unit) * unit
         return self._padded[key]
 
-    def elements(self, axes: frozenset[str], phase: str) -> int:
-        """Elements of an operand's tile with padding."""
+    def elements(self, axes: frozenset[str], phase: str, whole: bool = False) -> int:
+        """Elements of a tile with padding; a `whole` one, which products read, has all columns of a matrix even for one."""
         n = 1
         for own, unit in (
             (axes & self.r.sides.rows, 16 * self.members),
@@ -276,16 +279,13 @@ class Shape:
         ):
             held = math.prod(self.size(a, phase) for a in own)
             n *= -(-held // unit) * unit if held > 1 else 1
-        return n
+        alone = whole and all(self.size(a, phase) == 1 for a in axes & (self.r.sides.rows | self.r.sides.cols))
+        return n * self.column_unit if alone else n
 
     @property
     def blocks(self) -> int:
         """Blocks of the grid."""
-        total = 1
-        for a, tile in self.s.tiles:
-            shared = self.s.parts and a == self.g.loop
-            total *= self.s.parts if shared else -(-self.extents[a] // tile)
-        return total
+        return block_count(self.g, self.s, self.extents)
 
     @property
     def cluster(self) -> int:
@@ -384,10 +384,9 @@ class Shape:
 # --- cost -------------------------------------------------------------------------------------------------------------
 def predicted_us(shape: Shape, target: Target, once: float) -> float:
     """Microseconds of a kernel that reads and writes `once` bytes in all."""
-    s, c, units = shape.s, target.fitted(Strip), target.units
+    s, c = shape.s, target.fitted(Strip)
     held = resident(target, shape.shared, 32 * s.warps, shape.registers())
-    if shape.cluster > 1:  # the multiprocessors that clusters can have: some may get one more than others
-        units = int(target.fitted(Clusters).share(shape.cluster) * units) * shape.cluster
+    units = units_for(target, shape.cluster)
     waves = math.ceil(shape.blocks / max(1, units * held))
     busiest = math.ceil(shape.blocks / max(1, units))
     together = min(held, busiest)
