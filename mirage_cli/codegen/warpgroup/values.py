@@ -17,9 +17,9 @@ from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import BF16, F16, DType
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.extents import Extent, Symbolic
-from mirage_cli.lax.ir.program import Slot
+from mirage_cli.lax.ir.program import Input, Slot
 from mirage_cli.search.mugraph.mugraph import BODY
 
 QUICK = {"silu": "quick_silu", "sigmoid": "quick_sigmoid"}  #: to more digits than types of 16 bits hold
@@ -118,6 +118,18 @@ class Values:
             stride = ex.product([stride, s.extent])
         return terms[::-1]
 
+    def in_pairs(self, source: Input) -> bool:
+        """True if a thread's two neighbouring columns of a stored tensor lie together, at a multiple of their size."""
+        last = next((s for s in reversed(source.access) if s.extent != 1), None)
+        return (
+            last is not None
+            and last.axis in self.plan.sizes
+            and last.axis != self.plan.rows
+            and self.p.sources[source.source].dtype in (F16, BF16, F32)
+            and isinstance(last.extent, int)
+            and last.extent % 2 == last.offset % 2 == 0
+        )
+
     # --- expressions --------------------------------------------------------------------------------------------------
     def expression(self, e: Expr, level: str, phase: str, out: Lets) -> ir.Expression:
         """The value of an expression at the current position."""
@@ -127,9 +139,11 @@ class Values:
             case Global(v):
                 source = self.reads[v]
                 ctype(self.p.sources[source.source].dtype)
-                stored = k.name("parameters").member(v)[k.total(self.offset(source.access, phase))]
+                place, at = k.name("parameters").member(v), k.total(self.offset(source.access, phase))
+                paired = level == FULL and self.in_pairs(source)
+                number = k.call("of_pair", place + at - I % 2, I % 2) if paired else k.call("to_float", place[at])
                 guard = self.inside([s.axis for s in source.access], phase)
-                return out.let(guarded(guard, k.call("to_float", stored), ZERO))
+                return out.let(guarded(guard, number, ZERO))
             case Number(value):
                 return expressions.float_number(value)
             case Position(a):

@@ -13,7 +13,7 @@ from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions import products  # noqa: F401 - products register themselves
 from mirage_cli.kernel_interpreter.instructions.barriers import BASE, of_cluster, touch
 from mirage_cli.kernel_interpreter.instructions.boxes import ROW
-from mirage_cli.kernel_interpreter.instructions.common import Max, Sum, stacked
+from mirage_cli.kernel_interpreter.instructions.common import Max, Sum, stacked, vector
 from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction
@@ -133,26 +133,36 @@ def _load_of_block(s: Any, static: Sequence[Any], rank: Any, at: Any) -> Number:
     return Number(s.load(_float_at(s, at, block)))
 
 
+@instruction("of_pair")
+def _of_pair(s: Any, static: Sequence[Any], pair: Pointer, which: Any) -> Number:
+    """One of two elements that are read together."""
+    both = s.arithmetic.cast(Number(vector(s, pair, 2)), "float").a
+    return Number(np.where(np.asarray(which) != 0, both[:, 1], both[:, 0]))
+
+
 # --- results ------------------------------------------------------------------------------------------------------------
 @instruction("store_rows")
 def _store_rows(s: Any, static: Sequence[Any], v: Cells, row: Any, columns: Any) -> None:
     """Write a fragment: `row(h)` is where row h of a thread begins; so many columns exist."""
     count, quarter = v.dims[0], s.thread % 4
     values = stacked(s, v).reshape(-1, count, 2, 2, s.count)
-    chunks = bool(static[0]) and count % 4 == 0
     for h in range(2):
         to = row(s, h)
         if to is None:
             continue
+        chunks, pairs = (bool(static[0]) and to.bytes == size for size in (2, 4))
+        chunks = chunks and count % 4 == 0
         here = s.active if to.null is None else s.active & ~to.null
         if chunks:
             n = np.arange(0, count, 4)[:, None, None] + quarter  # the lane's chunks
             c = n * CHUNK + np.arange(CHUNK)[:, None]
-            _check_chunks(s, to, n * CHUNK, here & (n * CHUNK + CHUNK <= columns))
+            _check_together(s, to, n * CHUNK, here & (n * CHUNK + CHUNK <= columns), CHUNK)
             given = _turned(values[:, :, h])
         else:
             c = np.arange(count)[:, None, None] * CHUNK + quarter * 2 + np.arange(2)[:, None]
             given = values[:, :, h]
+            if pairs:
+                _check_together(s, to, c[:, :1], here & (c[:, 1:] < columns), 2)
         s.store(to, c, given, here & (c < columns))
 
 
@@ -163,7 +173,7 @@ def _turned(values: Array) -> Array:
     return parts.transpose(0, 1, 5, 3, 4, 2).reshape(fields, n // 4, CHUNK, lanes)
 
 
-def _check_chunks(s: Any, to: Pointer, at: Array, whole: Array) -> None:
-    """Raises Fault where chunks that are written as one do not begin at multiples of 16 bytes."""
-    if ((((np.asarray(to.at) + at) * to.bytes) % 16 != 0) & whole).any():
-        raise Fault("a chunk of 16 bytes is written where none begins")
+def _check_together(s: Any, to: Pointer, at: Array, whole: Array, count: int) -> None:
+    """Raises Fault where so many elements that are written as one do not begin at a multiple of their size."""
+    if ((((np.asarray(to.at) + at) * to.bytes) % (count * to.bytes) != 0) & whole).any():
+        raise Fault(f"{count} elements of {to.type} are written as one where none begins")

@@ -162,6 +162,18 @@ struct Words<__nv_bfloat16> {
     MIRAGE_DEVICE static float high(uint32_t w) { return __uint_as_float(w & 0xffff0000u); }
 };
 
+// One of two elements that lie at a multiple of their size together, and are read together.
+template <class T>
+MIRAGE_DEVICE float of_pair(const T* pair, int which) {
+    if constexpr (sizeof(T) == 4) {
+        const float2 both = *reinterpret_cast<const float2*>(pair);
+        return which ? both.y : both.x;
+    } else {
+        const uint32_t word = *reinterpret_cast<const uint32_t*>(pair);
+        return which ? Words<T>::high(word) : Words<T>::low(word);
+    }
+}
+
 // --- rows -----------------------------------------------------------------------------------------------------------
 // The four lanes that share rows put their parts together.
 MIRAGE_DEVICE float sum_of_row(float x) {
@@ -243,6 +255,16 @@ MIRAGE_DEVICE void store_rows(const float (&v)[NT][4], Row row, int columns) {
                         if (c + k < columns)
                             put(to[c + k], k % 2 ? Words<T>::high(w[k / 2]) : Words<T>::low(w[k / 2]));
                 }
+            }
+        } else if constexpr (ALIGNED && sizeof(T) == 4) {  // four lanes write 32 bytes
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                const int c = n * 8 + quarter * 2;
+                if (to == nullptr || c >= columns) continue;
+                if (c + 2 <= columns)
+                    *reinterpret_cast<float2*>(to + c) = make_float2(v[n][2 * h], v[n][2 * h + 1]);
+                else
+                    put(to[c], v[n][2 * h]);
             }
         } else {
 #pragma unroll
