@@ -279,8 +279,8 @@ class _Estimate:
             if o.op == "load":
                 dtype = self.m.source[o.source_value or ""].dtype
                 half = dtype.name != "f32" and o.name in self.m.contracted
-                flops = c.convert_flops if half else c.copy_flops
-                seconds = seconds + repeat * n / t.special * (flops if dtype.per_byte == 1 else c.unpack_flops)
+                copied = c.convert_flops if half else c.copy_flops
+                seconds = seconds + repeat * n / t.special * (copied if dtype.per_byte == 1 else c.unpack_flops)
                 continue
             seconds = seconds + repeat * c.statement_us * 1e-6
             if o.op == "contract":
@@ -289,12 +289,13 @@ class _Estimate:
                 depth = self.elements(over, o.phase)
                 products = repeat * 2.0 * x * y * depth
                 if not self.m.weights.keys().isdisjoint(o.inputs):
-                    wide = x if o.inputs[0] in self.m.weights else y
-                    apart = np.where(
-                        wide % PANEL == 0, c.words_flops, c.unpack_flops
-                    )  # tiles that begin inside of a panel
-                    seconds = seconds + repeat * wide * depth * apart / t.special
-                    seconds = seconds + products / (t.rate(o.dtype) * c.panel_rate)
+                    wide, rows = (x, y) if o.inputs[0] in self.m.weights else (y, x)
+                    whole = wide % PANEL == 0  # others begin inside of a panel
+                    rounds = whole & any(w.rounds for v, w in self.m.weights.items() if v in o.inputs)
+                    flops = wide * np.where(rounds, c.bytes_flops, np.where(whole, c.words_flops, c.unpack_flops))
+                    flops = repeat * depth * (flops + np.where(rounds, rows * c.round_flops, 0.0))
+                    rate = t.rate(o.dtype) * c.panel_rate * np.where(rounds, c.bytes_rate, 1.0)
+                    seconds = seconds + flops / t.special + products / rate
                     continue
                 if self.m.panels.intersection(o.inputs):
                     rows = y if o.inputs[0] in self.m.panels else x
