@@ -190,6 +190,11 @@ class Program:
         return self.constants | {k for k, s in enumerate(self.sources) if s.unwritten}
 
     @property
+    def rounds(self) -> frozenset[int]:
+        """The numbers of the sources with which products may round what they multiply."""
+        return frozenset(k for k, s in enumerate(self.sources) if s.rounds)
+
+    @property
     def packed(self) -> DType | None:
         """The element type of a source in which several elements share a byte, or None."""
         return next((s.dtype for s in self.sources if s.dtype.per_byte > 1), None)

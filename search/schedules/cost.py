@@ -224,6 +224,8 @@ class _Estimate:
                 dtype = self.m.source[o.source_value or ""].dtype
                 bytes_ = n * dtype.size
                 traffic = traffic + bytes_ * repeat
+                if o.name in self.m.words:
+                    continue  # read where sessions have packed them
                 if dtype.per_byte > 1:
                     work = work + UNPACK_FLOPS * n * repeat
                     shared = shared + 4 * n * (not self.t.threaded)

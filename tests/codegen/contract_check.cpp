@@ -162,7 +162,7 @@ bool agrees_quantised(const Shape& s, int first, int block, bool left, bool pane
     };
     if (left) plain(s, floats.data(), s.depth, 1, taken.data(), as_it_is.row, as_it_is.depth, wanted.data(), c_pitch);
     if (!left) plain(s, taken.data(), as_it_is.row, as_it_is.depth, floats.data(), s.depth, 1, wanted.data(), c_pitch);
-    if (in_bytes) multiply(rounded(as_it_is, room.data()));
+    if (in_bytes) multiply(to_bytes(as_it_is, room.data()));
     if (!in_bytes) multiply(as_it_is);
     for (void* p : made) std::free(p);
     float off = 0;  // products have more bits than floats: sums are rounded

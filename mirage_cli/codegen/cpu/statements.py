@@ -248,7 +248,7 @@ def _rounded(at: CpuPositions, n: Contract, o: _Operand) -> _Operand:
     """An operand with room for what it is rounded to, behind all tiles, if the other one is of weights that say so."""
     if o.weights or rounded_bytes(at.t, n) == 0:
         return o
-    return replace(o, place=k.call("rounded", o.place, k.name("memory") + room(at.t)))
+    return replace(o, place=k.call("to_bytes", o.place, k.name("memory") + room(at.t)))
 
 
 def room(t: TileProgram) -> int:

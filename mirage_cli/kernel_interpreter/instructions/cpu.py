@@ -222,8 +222,8 @@ def in_bytes(x: Array) -> Array:
         return np.asarray(np.rint(x * (1 / scale)) * scale, x.dtype)
 
 
-@instruction("rounded")
-def _rounded(s: Any, static: Sequence[Any], plain: Operand, room: Pointer) -> Rounded:
+@instruction("to_bytes")
+def _to_bytes(s: Any, static: Sequence[Any], plain: Operand, room: Pointer) -> Rounded:
     return Rounded(plain.data, plain.row, plain.depth, room)
 
 
@@ -347,10 +347,10 @@ def _contract(
 
 
 def _both_rounded(s: Any, a: Any, b: Any, x: Array, y: Array) -> tuple[Array, Array]:
-    """The operands of a product, one of which is rounded. Raises Fault where the other one has no blocks, and without room."""
+    """The operands of a product, one of which is rounded. Raises Fault without room, and where the model does not say so."""
     own, other, values = (a, b, x) if isinstance(a, Rounded) else (b, a, y)
-    if not isinstance(other, Quantised):
-        raise Fault("an operand is rounded beside one that is not quantised")
+    if not isinstance(other, Quantised) or not other.numbers.data.memory.rounds:
+        raise Fault("an operand is rounded beside one of which the model does not say so")
     _, rows, depth = values.shape
     size = rows * (-(-depth // LINE) * LINE + 16 * -(-depth // min(other.block, DEPTH)))
     if np.any(own.room.at + size > own.room.memory.size):

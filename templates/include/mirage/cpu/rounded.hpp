@@ -27,7 +27,7 @@ struct Rounded {
     Operand<float> plain;
     unsigned char* room;
 };
-MIRAGE_INLINE Rounded rounded(Operand<float> plain, unsigned char* room) { return {plain, room}; }
+MIRAGE_INLINE Rounded to_bytes(Operand<float> plain, unsigned char* room) { return {plain, room}; }
 
 // --- rounding -----------------------------------------------------------------------------------------------------------
 // Rounded rows: of each part the scale, and the scale times the sum of its numbers; numbers in the order of words.
