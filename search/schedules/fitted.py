@@ -44,7 +44,7 @@ class Cpu:
     convert_flops: float  #: vector operations for converting an element to float32 while it is read
     unpack_flops: float  #: the same for an element that shares its byte with others
     words_flops: float  #: the same for a number of quantised weights that the session has packed
-    bytes_rate: float  #: times as fast as others products with weights are whose other operand is rounded to bytes
+    bytes_rate: float  #: share of the rate of bytes that products reach whose other operand is rounded to them
     bytes_flops: float  #: vector operations for unpacking a number of such weights
     round_flops: float  #: vector operations for rounding a number
     copy_flops: float  #: vector operations for reading an element of float32

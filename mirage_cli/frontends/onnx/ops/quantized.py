@@ -41,6 +41,7 @@ def _scaled(graph: Graph, q: int, zero: int | None, scale: int) -> int:
 
 # --- activations in 8 bits -----------------------------------------------------------------------------------------------
 ROUNDED = 4  #: the accuracy level of products that round activations to 8 bits
+_ROUNDED_BESIDE = tuple(getattr(ir.DataType, name) for name in ("INT4", "UINT4", "INT8", "UINT8"))
 LEAST = 16  #: positions of a block in products that onnxruntime makes of two operators
 
 
@@ -58,9 +59,9 @@ def rounds_activations(node: ir.Node) -> bool:
         case "DequantizeLinear":
             size = node.attributes.get_int("block_size", 0)
             blocks = size >= LEAST and size & (size - 1) == 0 and node.attributes.get_int("axis", 1) == 0
-            narrow = node.inputs[0] is not None and node.inputs[0].dtype in (ir.DataType.INT4, ir.DataType.UINT4)
+            whole = node.inputs[0] is not None and node.inputs[0].dtype in _ROUNDED_BESIDE
             users = [user.op_type for user, _ in node.outputs[0].uses()]
-            return blocks and narrow and users == ["MatMul"] and not node.outputs[0].is_graph_output()
+            return blocks and whole and users == ["MatMul"] and not node.outputs[0].is_graph_output()
     return False
 
 
