@@ -109,7 +109,8 @@ bool agrees_quantised(const Shape& s, int first, int block, bool left, bool pane
     const int64_t row = s.b_turned ? deep : 1, depth = s.b_turned ? 1 : wide;
     const int64_t own_row = s.b_turned ? blocks : 1, own_depth = s.b_turned ? 1 : wide;
     std::vector<uint8_t> q(static_cast<size_t>(wide * deep * Q::BITS / 8 + 1));
-    for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<uint8_t>(i * 151 + i / 7);
+    const bool greatest = s.pad == 2;  // of all numbers, whose sums are the largest that there are
+    for (size_t i = 0; i < q.size(); ++i) q[i] = greatest ? 255 : static_cast<uint8_t>(i * 151 + i / 7);
     std::vector<uint8_t> bytes(static_cast<size_t>(wide * blocks));
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 89);
     std::vector<float> reals(bytes.size()), scales(bytes.size());
@@ -141,7 +142,7 @@ bool agrees_quantised(const Shape& s, int first, int block, bool left, bool pane
                 (element(numbers, j, k) - element(zero, j, k / block)) * element(scale, j, k / block);
     const int pitch = s.a_turned ? others : s.depth;
     std::vector<float> other(static_cast<size_t>(others * s.depth)), c(static_cast<size_t>(c_pitch * s.rows), GUARD), wanted = c;
-    for (size_t i = 0; i < other.size(); ++i) other[i] = 2 * number(static_cast<int>(i)) + 0.125f;
+    for (size_t i = 0; i < other.size(); ++i) other[i] = greatest ? 1.0f : 2 * number(static_cast<int>(i)) + 0.125f;
     const int most = std::min(block, DEPTH);
     const size_t parts = static_cast<size_t>((s.depth + most - 1) / most), held = static_cast<size_t>(s.depth + 15) / 16 * 16;
     std::vector<unsigned char> room(static_cast<size_t>(others) * (held + 16 * parts));
