@@ -56,13 +56,14 @@ MIRAGE_INLINE int32_t largest_lane(Ints x) {
     for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
     return most;
 }
-MIRAGE_INLINE int32_t lanes_sum(Ints x) {
-    int32_t sum = 0;
+MIRAGE_INLINE int32_t lanes_sum(Words x) {
+    uint32_t sum = 0;
     for (int i = 0; i < LANES; ++i) sum += x[i];
-    return sum;
+    return static_cast<int32_t>(sum);
 }
-MIRAGE_INLINE Ints bits_of(Vector x) {
-    Ints bits;
+template <class Bits>
+MIRAGE_INLINE Bits bits_of(Vector x) {
+    Bits bits;
     std::memcpy(&bits, &x, sizeof bits);
     return bits;
 }
@@ -92,17 +93,17 @@ MIRAGE_INLINE int round_part(int8_t* __restrict to, const float* __restrict x, i
     };
     Ints sizes = {};
     for (int i = 0; i < count; i += LANES) {
-        const Ints size = bits_of(load(i)) & 0x7fffffff;  // what is no number is larger than all that are
+        const Ints size = bits_of<Ints>(load(i)) & 0x7fffffff;  // what is no number is larger than all that are
         sizes = size > sizes ? size : sizes;
     }
     const float unit = as_float(static_cast<uint32_t>(largest_lane(sizes))) * (1.0f / 127.0f);
     *scale = unit < 0x1p-126f ? 0x1p-126f : unit;
     const float inverse = 1.0f / *scale;
-    Ints sum = {};
+    Words sum = {};  // of what is no number anything
     for (int from = 0; from < count; from += LINE) {
         alignas(16) int8_t line[LINE];
         for (int i = 0; i < LINE; i += LANES) {
-            const Ints bits = bits_of(load(from + i) * inverse + SHIFT) - static_cast<int32_t>(0x4b400000);
+            const Words bits = bits_of<Words>(load(from + i) * inverse + SHIFT) - 0x4b400000u;
             sum += bits;
             const Bytes bytes = __builtin_convertvector(bits, Bytes);
             std::memcpy(line + i, &bytes, sizeof bytes);
