@@ -106,8 +106,8 @@ class _Builder:
         tensor, packed = self.graph.tensors[v], isinstance(self.graph.steps[v], g.Unpack)
         held = self.graph.inputs[v][0] if packed else v
         step = self.graph.steps[held]
-        constant, unwritten = (step.constant, step.unwritten) if isinstance(step, g.Input) else (False, False)
-        return Source(self.names.get(held, f"value{held}"), tensor.dims, tensor.dtype, constant, packed, unwritten)
+        given = (step.constant, packed, step.unwritten, step.rounds) if isinstance(step, g.Input) else (False, packed)
+        return Source(self.names.get(held, f"value{held}"), tensor.dims, tensor.dtype, *given)
 
     # --- axes ---------------------------------------------------------------------------------------------------------
     def fresh(self, path: str, extent: Extent) -> tuple[Digit, ...]:

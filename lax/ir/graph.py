@@ -48,11 +48,12 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class Input:
     """A tensor from outside: a model input, a weight (`constant`) or the result of an operator that is not read. `unwritten`
-    is as in `program.Source`."""
+    and `rounds` are as in `program.Source`."""
 
     name: str
     constant: bool = False
     unwritten: bool = False
+    rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,11 @@ class Graph:
         for v, step in enumerate(self.steps):
             if isinstance(step, Input) and not step.constant and step.name in names:
                 self.steps[v] = replace(step, unwritten=True)
+
+    def declare_rounds(self, v: int) -> None:
+        """Say of a weight that products with it may round what they multiply it with."""
+        if isinstance(step := self.steps[v], Input) and step.constant:
+            self.steps[v] = replace(step, rounds=True)
 
     def fill(self, value: Number, dtype: DType, dims: Iterable[Extent] = ()) -> int:
         """A tensor of equal elements; finite floats are taken exactly as rationals."""

@@ -51,13 +51,17 @@ class Slot:
         return self.axis if self.offset == 0 else f"{self.axis}+{self.offset}:{self.extent}"
 
 
+MARKS = ("packed", "unwritten", "rounds")  #: what a source may be beside constant, in this order
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A stored tensor that the program reads; `name` is the model's and no part of the program's identity.
 
     `constant`: its values are known when a session is made, as those of weights are. `unwritten`: callers promise of an
     input that no kernel in front of the program's own writes it; its values are those of the call. `packed` says that the
-    model's tensor has bytes for elements, in each of which several of these lie.
+    model's tensor has bytes for elements, in each of which several of these lie. `rounds`: the model says that products with
+    this weight may round what they multiply it with to 8 bits, by the positions that share a scale.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Source:
     constant: bool = False
     packed: bool = False
     unwritten: bool = False
+    rounds: bool = False
 
     @property
     def tensor_dims(self) -> tuple[Extent, ...]:
@@ -185,6 +190,11 @@ class Program:
         return self.constants | {k for k, s in enumerate(self.sources) if s.unwritten}
 
     @property
+    def rounds(self) -> frozenset[int]:
+        """The numbers of the sources with which products may round what they multiply."""
+        return frozenset(k for k, s in enumerate(self.sources) if s.rounds)
+
+    @property
     def packed(self) -> DType | None:
         """The element type of a source in which several elements share a byte, or None."""
         return next((s.dtype for s in self.sources if s.dtype.per_byte > 1), None)
@@ -267,8 +277,7 @@ class Program:
             "axes": {a.name: ex.to_json(a.extent) for a in self.axes},
             "sources": [
                 {"name": s.name, "dims": _dims(s.dims), "dtype": s.dtype.name, "constant": s.constant}
-                | ({"packed": True} if s.packed else {})
-                | ({"unwritten": True} if s.unwritten else {})
+                | {mark: True for mark in MARKS if getattr(s, mark)}
                 for s in self.sources
             ],
             "inputs": [{"name": i.name, "source": i.source, "access": _access(i.access)} for i in self.inputs],
@@ -365,8 +374,7 @@ def _program(data: Mapping[str, Any]) -> Program:
                 dims(s["dims"]),
                 BY_NAME[s["dtype"]],
                 s["constant"],
-                s.get("packed", False),
-                s.get("unwritten", False),
+                *(s.get(mark, False) for mark in MARKS),
             )
             for s in data["sources"]
         ),

@@ -64,6 +64,7 @@ class Global:
     bytes: int = 4
     written: Array | None = None
     constant: bool = False  #: of the model: nothing that was launched before writes it
+    rounds: bool = False  #: a weight, of which the model says that its products round what they multiply
     writing: Any = None
     writer: Array | None = None
     changed: Callable[[Array], None] = lambda elements: None  #: told which elements were written

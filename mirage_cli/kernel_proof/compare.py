@@ -184,9 +184,8 @@ class Point:
     def _run(self, source: Source, choose: Choice) -> Run:
         granule = min([2.0, *(s.dtype.size for s in self.program.sources)])
         arithmetic = self.arithmetic()
-        return Run(
-            source, arithmetic, choose, granule, self.program.constants, arithmetic.residues, early=self.program.early
-        )
+        p, watched = self.program, arithmetic.residues
+        return Run(source, arithmetic, choose, granule, p.constants, watched, early=p.early, rounds=p.rounds)
 
     def _called(self, run: Run) -> list[Global]:
         sizes = [w.shape[1] for w in self.wanted]

@@ -206,13 +206,16 @@ class Run:
     constants: frozenset[int] = frozenset()  #: numbers of inputs whose values are known before: weights
     watched: bool = True  #: whether races for shared memory are looked for
     early: frozenset[int] = frozenset()  #: numbers of other inputs that no kernel writes
+    rounds: frozenset[int] = frozenset()  #: numbers of weights whose products round
     at_once: bool = False  #: whether copies are there as soon as they begin, and not when they are waited for
     launched: list[tuple[str, Launch]] = field(default_factory=list)
 
     def call(self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = ()) -> list[Global]:
         """The outputs (so many elements each) for inputs [fields, elements]. Raises Fault."""
         given = [
-            Pointer(Global(f"input {k}", a, constant=k in self.constants | self.early), 0, "char")
+            Pointer(
+                Global(f"input {k}", a, constant=k in self.constants | self.early, rounds=k in self.rounds), 0, "char"
+            )
             for k, a in enumerate(inputs)
         ]
         results = [

@@ -57,7 +57,7 @@ def predictions(
     for kind, p in sorted(plans.items()):
         target = cpu if cpu is not None and kind == "cpu" else load_target(p.target)
         cores = target.units if kind == "cpu" else 1  # a CPU's rates are those of one core
-        flops = products(program, sizes)
+        flops = products(program, sizes, target)
         seconds = sum(f / target.flops.get(name, target.flops["f32"]) for name, f in flops.items())
         total = sum(flops.values())
         by_kind[kind] = {

@@ -32,7 +32,7 @@ from mirage_cli.processes.isolation import Lost
 from mirage_cli.report import forms
 from mirage_cli.runtime import fusions, sessions
 from mirage_cli.search.proof.statement import Statement
-from mirage_cli.search.schedules.original import BYTES, FUSED
+from mirage_cli.search.schedules.original import FUSED
 from mirage_cli.search.schedules.target import load_target
 
 
@@ -108,10 +108,8 @@ class Work:
 
     @property
     def operators(self) -> int:
-        """Number of operators of a run that one occurrence replaces, with `BYTES` where these round activations; `FUSED` where
-        they are parts of one."""
-        nodes = self.occurrences[0].region.nodes
-        return FUSED if self.inside else fusions.launched(nodes) + (BYTES if fusions.in_bytes(nodes) else 0)
+        """Number of operators of a run that one occurrence replaces; `FUSED` where they are parts of one."""
+        return FUSED if self.inside else fusions.launched(self.occurrences[0].region.nodes)
 
     @property
     def unpacks(self) -> bool:

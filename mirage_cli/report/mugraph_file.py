@@ -28,6 +28,7 @@ class _Source(_Tensor):
     constant: bool
     packed: NotRequired[bool]
     unwritten: NotRequired[bool]
+    rounds: NotRequired[bool]
 
 
 class _Input(TypedDict):

@@ -17,7 +17,6 @@ from mirage_cli.frontends.onnx.ops.quantized import scales_integers
 from mirage_cli.frontends.onnx.parts.cached_attention import INSIDE
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
-ROUNDED = 4  #: the accuracy level of products that round activations to 8 bits
 _NORMS = ("SimplifiedLayerNormalization",)
 
 
@@ -29,16 +28,6 @@ def launched(nodes: Iterable[ir.Node]) -> int:
 def unpacks(nodes: Iterable[ir.Node]) -> bool:
     """Whether the nodes have a product of packed weights (case 1): spelled as two, it is one for onnxruntime."""
     return any(_is_joined_with_product(node) for node in nodes)
-
-
-def in_bytes(nodes: Iterable[ir.Node]) -> bool:
-    """Whether products of packed weights among the nodes round their activations to 8 bits: they are told so, or are spelled
-    as two, of which onnxruntime makes such."""
-    return any(
-        (node.op_type == "MatMulNBits" and node.attributes.get_int("accuracy_level", 0) == ROUNDED)
-        or (_is_joined_with_product(node) and _is_of_blocks(node))
-        for node in nodes
-    )
 
 
 def inside(nodes: Iterable[ir.Node]) -> str:
@@ -86,13 +75,6 @@ def _is_read_by_norm(node: ir.Node) -> bool:
 
 def _is_joined_with_product(node: ir.Node) -> bool:
     return _is_packed(node) and any(user.op_type in (*_PRODUCTS, "Transpose") for user in _users(node))
-
-
-def _is_of_blocks(node: ir.Node) -> bool:
-    """True for DequantizeLinear of numbers of 4 bits in blocks along the sum."""
-    weight = node.inputs[0]
-    narrow = weight is not None and weight.dtype in (ir.DataType.INT4, ir.DataType.UINT4)
-    return narrow and node.attributes.get_int("block_size", 0) > 0 and node.attributes.get_int("axis", 1) == 0
 
 
 def _is_packed(node: ir.Node) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.dtypes import I8, DType
 from mirage_cli.lax.ir.program import Program, Source
 from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
@@ -224,6 +224,8 @@ class _Estimate:
                 dtype = self.m.source[o.source_value or ""].dtype
                 bytes_ = n * dtype.size
                 traffic = traffic + bytes_ * repeat
+                if o.name in self.m.words:
+                    continue  # read where sessions have packed them
                 if dtype.per_byte > 1:
                     work = work + UNPACK_FLOPS * n * repeat
                     shared = shared + 4 * n * (not self.t.threaded)
@@ -279,8 +281,8 @@ class _Estimate:
             if o.op == "load":
                 dtype = self.m.source[o.source_value or ""].dtype
                 half = dtype.name != "f32" and o.name in self.m.contracted
-                flops = c.convert_flops if half else c.copy_flops
-                seconds = seconds + repeat * n / t.special * (flops if dtype.per_byte == 1 else c.unpack_flops)
+                copied = c.convert_flops if half else c.copy_flops
+                seconds = seconds + repeat * n / t.special * (copied if dtype.per_byte == 1 else c.unpack_flops)
                 continue
             seconds = seconds + repeat * c.statement_us * 1e-6
             if o.op == "contract":
@@ -289,12 +291,13 @@ class _Estimate:
                 depth = self.elements(over, o.phase)
                 products = repeat * 2.0 * x * y * depth
                 if not self.m.weights.keys().isdisjoint(o.inputs):
-                    wide = x if o.inputs[0] in self.m.weights else y
-                    apart = np.where(
-                        wide % PANEL == 0, c.words_flops, c.unpack_flops
-                    )  # tiles that begin inside of a panel
-                    seconds = seconds + repeat * wide * depth * apart / t.special
-                    seconds = seconds + products / (t.rate(o.dtype) * c.panel_rate)
+                    wide, rows = (x, y) if o.inputs[0] in self.m.weights else (y, x)
+                    whole = wide % PANEL == 0  # others begin inside of a panel
+                    rounds = whole & any(w.rounds for v, w in self.m.weights.items() if v in o.inputs)
+                    flops = wide * np.where(rounds, c.bytes_flops, np.where(whole, c.words_flops, c.unpack_flops))
+                    flops = repeat * depth * (flops + np.where(rounds, rows * c.round_flops, 0.0))
+                    rate = np.where(rounds, t.rate(I8) * c.bytes_rate, t.rate(o.dtype) * c.panel_rate)
+                    seconds = seconds + flops / t.special + products / rate
                     continue
                 if self.m.panels.intersection(o.inputs):
                     rows = y if o.inputs[0] in self.m.panels else x
@@ -396,14 +399,21 @@ def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})
     return total
 
 
-def products(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> dict[str, float]:
-    """Multiply-adds of a program's contractions, times two, for each type in which it multiplies."""
+def products(
+    program: Program, sizes: Mapping[str, int] = MappingProxyType({}), target: Target | None = None
+) -> dict[str, float]:
+    """Multiply-adds of a program's contractions, times two, for each type in which it multiplies: integers of 8 bits where
+    weights say that their products round, and a target has a rate for them."""
     extents = {a.name: number(a.extent, sizes) for a in program.axes}
     flops: dict[str, float] = {}
+    rounding = {i.name for i in program.inputs if target and I8.name in target.flops and i.source in program.rounds}
     for n in program.nodes:
-        if n.op == "contract":
+        rounds = not rounding.isdisjoint(n.inputs)
+        if n.op != "contract":
+            rounding |= {n.name} if rounds else set()
+        else:
             axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
-            name = n.dtype.name if n.dtype else "f32"
+            name = I8.name if rounds else n.dtype.name if n.dtype else "f32"
             flops[name] = flops.get(name, 0.0) + 2.0 * math.prod(extents[a] for a in axes)
     return flops
 
@@ -411,7 +421,7 @@ def products(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) 
 def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
     """The least time that a program can take: its bytes once, or its matrix products at the full rate."""
     cores = target.units if not target.threaded else 1  # a CPU's rates are those of one core
-    compute = math.fsum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes).items())
+    compute = math.fsum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes, target).items())
     return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
 
 

@@ -44,6 +44,9 @@ class Cpu:
     convert_flops: float  #: vector operations for converting an element to float32 while it is read
     unpack_flops: float  #: the same for an element that shares its byte with others
     words_flops: float  #: the same for a number of quantised weights that the session has packed
+    bytes_rate: float  #: share of the rate of bytes that products reach whose other operand is rounded to them
+    bytes_flops: float  #: vector operations for unpacking a number of such weights
+    round_flops: float  #: vector operations for rounding a number
     copy_flops: float  #: vector operations for reading an element of float32
     crowded: float  #: how much longer a block takes that needs more than half of the second-level cache
     exchange_us: float  #: microseconds for clearing the counters and reading the shares of other blocks

@@ -28,7 +28,6 @@ from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.target import Target
 
 FUSED = -1  #: in the place of a number of operators: all are parts of one, which a library has
-BYTES = 1 << 16  #: added to a number of operators: products with quantised weights round activations to bytes
 KERNELS = 3  #: that it launches on a GPU: new rows of caches, attention over parts of the keys, the parts together
 DEEP = 1024  #: positions of a sum from where on products are slower
 _FREE = ("iota", "extent", "const")
@@ -39,8 +38,7 @@ def original_us(
 ) -> float:
     """Microseconds of the original operators one after the other, so many of which are launched. What is computed of weights
     alone is no operator: runtimes join it with the product that reads it."""
-    original = _Original(program, target, sizes, operators >= BYTES)
-    operators -= BYTES if operators >= BYTES else 0
+    original = _Original(program, target, sizes)
     if operators == FUSED:
         fused, launches = (original.fused(), KERNELS) if target.threaded else (original.on_cpu(1), 1)
         return fused + launches * target.kernel_us
@@ -54,7 +52,6 @@ class _Original:
     program: Program
     target: Target
     sizes: Mapping[str, int]
-    in_bytes: bool = False  #: see `BYTES`
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -111,6 +108,11 @@ class _Original:
         """True for what is computed of weights, some of which are numbers of at most 8 bits."""
         return any(self.reads[i][0] <= 1.0 for i in self.weights.get(value, frozenset()))
 
+    def rounds(self, value: str) -> bool:
+        """True for what is computed of weights, products with which round activations to 8 bits."""
+        behind = self.weights.get(value, frozenset())
+        return any(i.name in behind and self.program.sources[i.source].rounds for i in self.program.inputs)
+
     def holds_bytes(self, value: str) -> bool:
         """True for integers of 8 bits, alone or with what is smaller than they (scales, zero points)."""
         behind, todo = set[str](), [value]
@@ -156,9 +158,10 @@ class _Original:
         integers = all(map(self.holds_bytes, n.inputs))
         if not integers and (numbers := sum(self.size(i) for i in n.inputs if self.is_quantised(i))) > 0:
             rows = self.flops(n) / (2 * numbers)
-            unpacked = c.library_bytes if self.in_bytes else c.library_step if rows == 1 else c.library_packed
+            in_bytes = any(map(self.rounds, n.inputs))
+            unpacked = c.library_bytes if in_bytes else c.library_step if rows == 1 else c.library_packed
             read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
-            rate = 1.0 if self.in_bytes else c.library_rate
+            rate = 1.0 if in_bytes else c.library_rate
             return seconds / rate + max(numbers * unpacked / (t.special * t.units), read)
         slower = 1 + c.library_deep * max(0.0, math.log2(max(depth, 1) / DEEP))
         read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)

@@ -151,13 +151,15 @@ class Matrix:
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A constant operand of quantised numbers: its free axes and its summed ones in the order in which they are stored, how
-    its inputs lie (nothing of those that have one element), and how many positions share a scale."""
+    its inputs lie (nothing of those that have one element), how many positions share a scale, and whether the model `rounds`
+    what they are multiplied with to 8 bits."""
 
     of: Quantised
     free: tuple[str, ...]
     summed: tuple[str, ...]
     matrices: Mapping[str, Matrix]
     block: int
+    rounds: bool
 
 
 def weights(program: Program, graph: BlockGraph) -> dict[str, Weights]:
@@ -220,7 +222,8 @@ def _as_matrices(program: Program, q: Quantised, over: frozenset[str], tiled: Co
         if {*axes} & {*wanted} != wanted or matrix is None or not _has_vectors(type_of(program, v)):
             return None
         matrices[v] = matrix
-    return Weights(q, tuple(free), tuple(summed), matrices, block)
+    rounds = program.sources[program.input(q.numbers).source].rounds
+    return Weights(q, tuple(free), tuple(summed), matrices, block, rounds)
 
 
 def _has_vectors(dtype: DType) -> bool:

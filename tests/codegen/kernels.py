@@ -266,7 +266,8 @@ def interpreted(
     p, flat = case.program, [np.asarray(a, np.float64).reshape(1, -1) for a in arrays]
     outputs = [(o, _shape(o, case)) for o in p.outputs]
     granule = 1 if any(s.dtype.bytes == 1 for s in p.sources) else 2
-    launched = Run(source, float32(), granule=granule, constants=p.constants, watched=watched, at_once=at_once)
+    known = {"constants": p.constants, "rounds": p.rounds}
+    launched = Run(source, float32(), granule=granule, **known, watched=watched, at_once=at_once)
     try:
         found = launched.call(flat, [int(np.prod(shape)) for _, shape in outputs], [case.symbols[s] for s in p.symbols])
     except Fault as fault:

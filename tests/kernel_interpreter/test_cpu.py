@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mirage_cli.codegen.requests.request import Packing
@@ -13,6 +15,7 @@ from mirage_cli.kernel_proof.compare import Finding, compare
 from mirage_cli.lax.dtypes import F16, F32, I4, U2, U4, U8, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import program_from_json
 from mirage_cli.search.schedules.packed import weights
 from tests.codegen import kernels
 from tests.codegen.kernels import Case
@@ -151,9 +154,11 @@ def test_iterations_of_other_loops_run_in_turn_where_they_need_one_another(
     assert found(case, text.replace("t6[i] = 0x0p+0f", f"t6[i] = {after}")).passed == passes
 
 
-def _quantised(g: Graph, numbers: DType, zero: str) -> int:
+def _quantised(g: Graph, numbers: DType, zero: str, rounds: bool = False) -> int:
     """x (q - zero) scale with 40 columns and two blocks of 32."""
     stored = g.input("q", (40, 2, 32 // numbers.per_byte), U8, True)
+    if rounds:
+        g.declare_rounds(stored)
     q = g.cast(g.unpack(stored, numbers) if numbers.per_byte > 1 else stored, F32)
     of_blocks = (
         g.fill(8, F32, (40, 2, 1)) if zero == "same" else g.input("z", (40, 2, 1), U8 if zero == "whole" else F32, True)
@@ -162,9 +167,9 @@ def _quantised(g: Graph, numbers: DType, zero: str) -> int:
     return g.contract(g.input("x", (3, 2, 32), F32), q, [0, 1, 2], [3, 1, 2], [0, 3])
 
 
-def packed_cases(numbers: DType, zero: str, count: int) -> list[Case]:
+def packed_cases(numbers: DType, zero: str, count: int, rounds: bool = False) -> list[Case]:
     """Kernels that take its scales with its numbers."""
-    made = built(lambda g: _quantised(g, numbers, zero))
+    made = built(lambda g: _quantised(g, numbers, zero, rounds))
     return list(
         kernels.cases("q", made, "cpu", count, kind=lambda b: any(w.of.scale for w in weights(made, b).values()))
     )
@@ -202,3 +207,58 @@ def test_broken_quantised_weights_are_refuted(quantised: Case, before: str, afte
     text = quantised.render().text
     assert text.count(before), text
     assert why in found(quantised, text.replace(before, after)).reason
+
+
+# --- activations in 8 bits ----------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def rounding() -> Case:
+    """The same, of a model that says that its products round what they multiply."""
+    return packed_cases(U4, "whole", 1, rounds=True)[0]
+
+
+def test_weights_that_round_say_so(quantised: Case, rounding: Case) -> None:
+    """Activations stay unless the model says otherwise; exactly the product is the same."""
+    texts = [case.render().text for case in (quantised, rounding)]
+    assert ["to_bytes(" in text for text in texts] == [False, True]
+    assert quantised.program.key() != rounding.program.key()
+    assert program_from_json(rounding.program.to_json()) == rounding.program
+    assert all(found(case, text).passed for case, text in zip((quantised, rounding), texts, strict=True))
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_blocks_of_activations_are_rounded_to_127_parts_of_their_largest(rounds: bool) -> None:
+    random = np.random.default_rng(3)
+    for case in packed_cases(U4, "whole", 3, rounds):
+        drawn = {
+            (F32, 3): random.standard_normal((3, 2, 32)).astype(np.float32),
+            (U4, 40): random.integers(0, 16, (40, 2, 32)),
+            (U8, 40): random.integers(0, 16, (40, 2, 1)),
+            (F32, 40): random.random((40, 2, 1)).astype(np.float32),
+        }
+        x, q, z, scale = drawn.values()
+        arrays = [drawn[s.dtype, int(s.dims[0])] for s in case.program.sources]
+        results = kernels.interpreted(case, kernels.source_of(case.render().text), arrays)
+        assert not isinstance(results, str), results
+        part = np.abs(x).max(-1, keepdims=True) / 127
+        taken = np.rint(x / part) * part if rounds else x
+        wanted = np.einsum("abc,nbc->an", taken.astype(np.float64), (q - z) * scale)
+        np.testing.assert_allclose(results[0], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "after", "why"),
+    [
+        (r"memory \+ (\d+)\)", r"memory + \g<1> + 256)", "beyond the room"),
+    ],
+)
+def test_broken_rounding_is_refuted(rounding: Case, pattern: str, after: str, why: str) -> None:
+    text = rounding.render().text
+    changed = re.sub(pattern, after, text)
+    assert changed != text, text
+    assert why in found(rounding, changed).reason
+
+
+def test_a_kernel_that_rounds_without_being_told_is_refuted(quantised: Case) -> None:
+    text = quantised.render().text
+    changed = re.sub(r"(operand\(.*?\)), quantised\(", r"to_bytes(\g<1>, memory), quantised(", text)
+    assert changed != text and "does not say so" in found(quantised, changed).reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mirage_cli.codegen.cpu.statements import CpuPositions, buffer_type, statements
+from mirage_cli.codegen.cpu.statements import CpuPositions, buffer_type, room, rounded_bytes, statements
 from mirage_cli.codegen.requests.request import Kernel, Launch, Request
 from mirage_cli.codegen.terms.expressions import ZERO
 from mirage_cli.codegen.tiles.optimize import tile_program
@@ -61,7 +61,7 @@ def _declarations(at: CpuPositions) -> list[ir.Statement]:
     return [
         k.declare(k.of_type(struct, reference=True), "parameters", given),
         at.offset_type(wide=True),
-        k.let("unsigned char*", "memory", k.call("scratch", ir.lift(at.t.shared_bytes) + ALIGNMENT)),
+        k.let("unsigned char*", "memory", k.call("scratch", ir.lift(_scratch(at.t)) + ALIGNMENT)),
         k.when(k.binary("==", MEMORY, k.number("nullptr")), failed, ir.Return()),
         *at.names("parameters", restrict=False),
         *(k.let("offset_t", f"s_{n}", PARAMETERS.member(f"s_{n}")) for n in at.r.numbers),
@@ -69,6 +69,12 @@ def _declarations(at: CpuPositions) -> list[ir.Statement]:
         *(_buffer(b, at.t.offsets[b.name]) for b in at.t.buffers.values() if b.name in at.t.offsets),
         k.ignore(BLOCK),
     ]
+
+
+def _scratch(t: TileProgram) -> int:
+    """Bytes of tiles and, behind them, of rounded operands, one at a time."""
+    rounded = [rounded_bytes(t, n) for n in (*t.prologue, *t.body, *t.epilogue) if isinstance(n, Contract)]
+    return room(t) + max(rounded) if any(rounded) else t.shared_bytes
 
 
 def _places(at: CpuPositions) -> list[ir.Statement]:

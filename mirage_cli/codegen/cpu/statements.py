@@ -28,6 +28,7 @@ from mirage_cli.codegen.tiles.tile import (
     Sizes,
     Store,
     TileNode,
+    TileProgram,
     count,
 )
 from mirage_cli.errors import Refused
@@ -40,6 +41,8 @@ from mirage_cli.lax.extents import Extent
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
 from mirage_cli.search.schedules.packed import Weights
 
+DEPTH = 128  #: positions that are rounded together at most (`rounded.hpp`)
+LINE = 16  #: positions of which there is room for multiples
 PARTS = 16  #: interleaved parts of a sum (`reduce` in tile.hpp)
 ABREAST = 256  #: sums that are made side by side
 
@@ -186,7 +189,7 @@ def _store(at: CpuPositions, n: Store, phase: str) -> ir.Statement:
 # --- contractions -------------------------------------------------------------------------------------------------------
 def _contract(at: CpuPositions, n: Contract, phase: str) -> ir.Statement:
     c = at.t.buffers[n.out]
-    a, b = _operands(at, n, phase)
+    a, b = (_rounded(at, n, o) for o in _operands(at, n, phase))
     rows, cols = (count(g) if _whole(at, g, phase) else 0 for g in (c.rows, c.cols))
     known = k.of_type("mirage::Known", rows, count(c.rows), cols, count(n.over), a.depth, b.row, b.depth, n.add)
     sizes = (_positions(at, c.rows, phase), _positions(at, c.cols, phase), _summed(at, n.over, phase))
@@ -221,12 +224,13 @@ def _summed(at: CpuPositions, sizes: Sizes, phase: str) -> ir.Expression:
 @dataclass(frozen=True, slots=True)
 class _Operand:
     """An operand of a contraction: what the kernel calls it, its strides between free positions and between summed ones as far
-    as they are known (else 0), and the packed forms that it may have."""
+    as they are known (else 0), the packed forms that it may have, and whether it is of quantised weights."""
 
     place: ir.Expression
     row: int
     depth: int
     panels: tuple[Parameter, ...] = ()
+    weights: bool = False
 
 
 def _operands(at: CpuPositions, n: Contract, phase: str) -> tuple[_Operand, _Operand]:
@@ -238,6 +242,28 @@ def _operands(at: CpuPositions, n: Contract, phase: str) -> tuple[_Operand, _Ope
     if not b.panels and (n.b in at.t.buffers or at.p.sources[at.reads[n.b].source].dtype == F32):
         return _packed(at, n.a, a), b
     return a, b
+
+
+def _rounded(at: CpuPositions, n: Contract, o: _Operand) -> _Operand:
+    """An operand with room for what it is rounded to, behind all tiles, if the other one is of weights that say so."""
+    if o.weights or rounded_bytes(at.t, n) == 0:
+        return o
+    return replace(o, place=k.call("to_bytes", o.place, k.name("memory") + room(at.t)))
+
+
+def room(t: TileProgram) -> int:
+    """Bytes of scratch memory in front of that for rounded operands."""
+    return -(-t.shared_bytes // LINE) * LINE
+
+
+def rounded_bytes(t: TileProgram, n: Contract) -> int:
+    """Bytes of an operand of a contraction that is rounded, as `lines` of `rounded.hpp` takes them: numbers, and for each part
+    that has a scale two floats; 0 where none is rounded."""
+    c, depth = t.buffers[n.out], count(n.over)
+    w, rows = (t.weights.get(n.b), c.rows) if n.b in t.weights else (t.weights.get(n.a), c.cols)
+    if w is None or not w.rounds:
+        return 0
+    return count(rows) * (-(-depth // LINE) * LINE + 16 * -(-depth // min(w.block, DEPTH)))
 
 
 def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str) -> _Operand:
@@ -271,7 +297,7 @@ def _quantised(at: CpuPositions, w: Weights, phase: str) -> _Operand:
     own = {v: _matrix(at, w, v, phase) for v in w.matrices}
     zero, scale = (own[v].place if v in own else _single(at, v, phase) for v in (w.of.zero, w.of.scale or 1))
     place = k.call("quantised", own[w.of.numbers].place, zero, scale, w.block)
-    return _Operand(place, 0, 0, tuple(p for o in own.values() for p in o.panels))
+    return _Operand(place, 0, 0, tuple(p for o in own.values() for p in o.panels), weights=True)
 
 
 def _single(at: CpuPositions, value: str | int, phase: str) -> ir.Expression:

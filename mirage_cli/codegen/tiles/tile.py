@@ -314,7 +314,8 @@ class TileProgram:
             at = f" @{self.offsets[b.name]}" if b.name in self.offsets else ""
             lines.append(f"buffer {b.name}: {b.dtype} {b.place} {dict(b.rows)} x {dict(b.cols)} pitch {b.pitch}{at}")
         for name, w in self.weights.items():
-            lines.append(f"weights {name}: ([{w.of.numbers}] - {w.of.zero}) * [{w.of.scale}] blocks of {w.block}")
+            made = f"([{w.of.numbers}] - {w.of.zero}) * [{w.of.scale}]"
+            lines.append(f"weights {name}: {made} blocks of {w.block}{' that round' if w.rounds else ''}")
         for phase in ("prologue", "body", "epilogue"):
             lines += [f"{phase}: {node_text(n)}" for n in getattr(self, phase)]
         return "\n".join(lines)

@@ -25,6 +25,8 @@ WHOLE = {
     "U8": (8, 0),
     "I8": (8, 128),
 }  #: bits, those turned in panels
+DEPTH = 128  #: positions that are rounded together at most (`rounded.hpp`)
+LINE = 16  #: positions of which there is room for multiples
 MOST_AT_ONCE = 1 << 11  #: lanes that run side by side, where they are not as many already
 WIDE = {"Sum::Wide": "double", "Max::Wide": "float"}
 for _name, _type in WIDE.items():
@@ -197,6 +199,34 @@ def _operand(s: Any, static: Sequence[Any], data: Pointer, row: Any, depth: Any)
     return Operand(data, row, depth)
 
 
+@dataclass(frozen=True, slots=True)
+class Rounded(Operand):
+    """An operand that is rounded to 8 bits by the blocks of the other one, and room for that. In exact arithmetic it stays."""
+
+    room: Pointer
+
+    def rounded(self, s: Any, x: Array, block: int) -> Array:
+        """What is multiplied in place of [fields * lanes, rows, depth]."""
+        if not s.arithmetic.rounds:
+            return x
+        ends = {
+            min(k + n, x.shape[-1]) for k in range(0, x.shape[-1], block) for n in (*range(DEPTH, block, DEPTH), block)
+        }
+        return np.concatenate([in_bytes(part) for part in np.split(x, sorted(ends), -1)], -1)
+
+
+def in_bytes(x: Array) -> Array:
+    """Numbers along the last dimension as whole multiples, 127 at most, of their largest one's 127th part."""
+    scale = np.maximum(np.abs(x).max(-1, initial=0, keepdims=True) / np.float32(127), np.finfo(np.float32).tiny)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.rint(x * (1 / scale)) * scale, x.dtype)
+
+
+@instruction("to_bytes")
+def _to_bytes(s: Any, static: Sequence[Any], plain: Operand, room: Pointer) -> Rounded:
+    return Rounded(plain.data, plain.row, plain.depth, room)
+
+
 @instruction("packed")
 def _packed(s: Any, static: Sequence[Any], plain: Operand, first: Pointer, panels: Any, deep: Any) -> Operand:
     """An operand that may lie packed: it is part of the matrix that begins at `first`, has `deep` summed positions, and whose
@@ -304,6 +334,8 @@ def _contract(
         return
     x = a.read(s, i[:, None], k[None], own[:, None] & deep[None])
     y = b.read(s, j[:, None], k[None], other[:, None] & deep[None])
+    if isinstance(a, Rounded) or isinstance(b, Rounded):
+        x, y = _both_rounded(s, a, b, x, y)
     product = s.arithmetic.product(x, np.swapaxes(y, 1, 2))
     values = np.moveaxis(product.reshape(s.arithmetic.fields, s.count, len(i), len(j)), 1, 3)
     place, there = i[:, None] * stride + j[None], own[:, None] & other[None]
@@ -312,6 +344,19 @@ def _contract(
         before = Number(s.load(out, place, there).reshape(shape[0], -1))
         values = s.arithmetic.apply("add", before, Number(values.reshape(shape[0], -1))).a.reshape(shape)
     s.store(out, place, values, there)
+
+
+def _both_rounded(s: Any, a: Any, b: Any, x: Array, y: Array) -> tuple[Array, Array]:
+    """The operands of a product, one of which is rounded. Raises Fault without room, and where the model does not say so."""
+    own, other, values = (a, b, x) if isinstance(a, Rounded) else (b, a, y)
+    if not isinstance(other, Quantised) or not other.numbers.data.memory.rounds:
+        raise Fault("an operand is rounded beside one of which the model does not say so")
+    _, rows, depth = values.shape
+    size = rows * (-(-depth // LINE) * LINE + 16 * -(-depth // min(other.block, DEPTH)))
+    if np.any(own.room.at + size > own.room.memory.size):
+        raise Fault("an operand is rounded beyond the room that it has")
+    values = own.rounded(s, values, other.block)
+    return (values, y) if own is a else (x, values)
 
 
 def _check(s: Any, known: Sequence[Any], rows: Any, cols: Any, depth: Any, a: Operand, b: Operand, add: bool) -> None:

@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
-from mirage_cli.lax.dtypes import F32, I8, U8, DType
+from mirage_cli.lax.dtypes import F32, I8, U4, U8, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.program import Program
+from mirage_cli.search.schedules.cost import floor_us
 from mirage_cli.search.schedules.fitted import Cpu
 from mirage_cli.search.schedules.original import DEEP, original_us
+from mirage_cli.search.schedules.packed import weights
 from mirage_cli.search.schedules.target import Target, load_target
+from mirage_cli.search.schedules.tiling import BlockModel
+from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.programs import Build, program
 
 ROWS, WIDTH = 64, 1024
@@ -97,6 +102,42 @@ def test_integers_are_multiplied_faster() -> None:
 
     times = [original_us(program(quantised(x), F32), 1, cpu(library_integers=4.0)) for x in (U8, F32)]
     assert 3 * times[0] < times[1]
+
+
+def in_blocks(rounds: bool) -> Build:
+    """A product with numbers of 4 bits in blocks of 32, which may say that it rounds what it multiplies."""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        stored = g.input("w", (512, DEEP // 32, 16), U8, constant=True)
+        if rounds:
+            g.declare_rounds(stored)
+        q = g.map("mul", g.cast(g.unpack(stored, U4), t), g.input("s", (512, DEEP // 32, 1), t, constant=True))
+        return [g.contract(g.input("x", (ROWS, DEEP // 32, 32), t), q, [0, 1, 2], [3, 1, 2], [0, 3])]
+
+    return build
+
+
+def test_products_that_round_what_they_multiply_are_faster_on_both_sides() -> None:
+    exact, rounding = (program(in_blocks(rounds), F32) for rounds in (False, True))
+    target = cpu()
+    assert 1.2 * original_us(rounding, 1, target) < original_us(exact, 1, target)
+    times = [min(_ours(p, target)) for p in (exact, rounding)]
+    assert 1.5 * times[1] < times[0]
+    assert 2 * floor_us(rounding, target) < floor_us(exact, target) and floor_us(rounding, target) < times[1]
+
+
+def test_what_is_rounded_for_every_tile_of_columns_costs_its_part() -> None:
+    dear, free = cpu(round_flops=100.0), cpu(round_flops=0.0)
+    (exact, more), (same, less) = ([_ours(program(in_blocks(r), F32), t) for r in (False, True)] for t in (dear, free))
+    assert exact == same and all(x > y for x, y in zip(more, less, strict=True))
+
+
+def _ours(p: Program, target: Target) -> list[float]:
+    """Predicted times of the muGraph that takes scales with their numbers, under schedules of whole panels in their order."""
+    block = next(b for b in Searcher(SearchOptions()).blocks(p)[0] if not b.split and weights(p, b))
+    model = BlockModel(p, block, target, {})
+    tiled = (s for s in model.schedules() if all(t % 16 == 0 for _, t in s.tiles))
+    return [model.predict(s).us for s in tiled]
 
 
 def test_small_products_of_activations_are_slow_and_large_ones_are_not() -> None:

@@ -39,6 +39,38 @@ def _scaled(graph: Graph, q: int, zero: int | None, scale: int) -> int:
     return graph.map("mul", centred, scale)
 
 
+# --- activations in 8 bits -----------------------------------------------------------------------------------------------
+ROUNDED = 4  #: the accuracy level of products that round activations to 8 bits
+_ROUNDED_BESIDE = tuple(getattr(ir.DataType, name) for name in ("INT4", "UINT4", "INT8", "UINT8"))
+LEAST = 16  #: positions of a block in products that onnxruntime makes of two operators
+
+
+def rounds_activations(node: ir.Node) -> bool:
+    """True for weights' products that round activations to 8 bits, by the blocks of the weights: they are told so, or are
+    spelled as two, of which onnxruntime makes such. It rounds nothing where zero points are no whole numbers or positions have
+    groups, nor beside all numbers of 2 bits."""
+    match node.op_type:
+        case "MatMulNBits":
+            level, bits = (node.attributes.get_int(name, of) for name, of in (("accuracy_level", 0), ("bits", 4)))
+            zero, groups = (node.inputs[k] if k < len(node.inputs) else None for k in (3, 4))
+            return (
+                level == ROUNDED and bits != 2 and groups is None and (zero is None or zero.dtype == ir.DataType.UINT8)
+            )
+        case "DequantizeLinear":
+            size = node.attributes.get_int("block_size", 0)
+            blocks = size >= LEAST and size & (size - 1) == 0 and node.attributes.get_int("axis", 1) == 0
+            whole = node.inputs[0] is not None and node.inputs[0].dtype in _ROUNDED_BESIDE
+            users = [user.op_type for user, _ in node.outputs[0].uses()]
+            return blocks and whole and users == ["MatMul"] and not node.outputs[0].is_graph_output()
+    return False
+
+
+def _declare_rounding(call: Call, i: int) -> None:
+    """Say of a weight that products with it round, if all that read it do."""
+    if all(rounds_activations(user) for user, _ in call.tensor(i).uses()):
+        call.graph.declare_rounds(call.arg(i))
+
+
 # --- products of packed blocks ------------------------------------------------------------------------------------------
 @reads("MatMulNBits", domain=MICROSOFT)
 def _matmul_n_bits(call: Call) -> int:
@@ -70,6 +102,7 @@ def _weights(call: Call, dims: tuple[int, int, int], bits: int) -> int:
         raise Refused(f"blocks of {size}, of which the last is not full: their positions in {deep} are on no axes")
     blocks = -(-deep // size)
     _check_groups(call, deep, size)
+    _declare_rounding(call, 1)
     numbers = graph.reshape(_numbers(graph, call.arg(1), bits), (wide, blocks, size))
     scale = graph.reshape(call.arg(2), (wide, blocks, 1))
     return _scaled(graph, numbers, _zero_points(call, (wide, blocks), bits), scale)
@@ -124,6 +157,7 @@ def _dequantize_linear(call: Call) -> int:
     if zero is not None and graph.dtype(zero) != graph.dtype(q):
         raise Refused(f"zero points of type {graph.dtype(zero)} for {graph.dtype(q)}")
     size = call.integer("block_size", 0)
+    _declare_rounding(call, 0)
     if size:
         at = dimension(call.integer("axis", 1), len(dims))
         return graph.cast(_blocked(graph, q, scale, zero, at, size), dtype)

@@ -193,7 +193,9 @@ template <class Q, class Z, class S>
 struct Columns {
     const Quantised<Q, Z, S>& x;
     int64_t groups;
+    using Number = Q;
     using Unpacked = Numbers<Q, Zero<Q, Z>::APART>;
+    static constexpr int TURNED = Zero<Q, Z>::TURNED;  // what is more in a number than in its zero point
 
     // the words of columns from j on, from position `at` on
     MIRAGE_MEMBER const uint32_t* words(int64_t j, int64_t at) const {
@@ -203,7 +205,7 @@ struct Columns {
     template <class ZeroPoints>
     MIRAGE_MEMBER Unpacked numbers(const ZeroPoints& zeros, int64_t block) const {
         Unpacked u;
-        u.set(zeros.get(block), static_cast<float>(Zero<Q, Z>::TURNED));
+        u.set(zeros.get(block), static_cast<float>(TURNED));
         return u;
     }
     MIRAGE_MEMBER Parts parts(int64_t at) const { return {x.block, at / x.block - 1, 0, at % x.block}; }

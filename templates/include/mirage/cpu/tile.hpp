@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdlib>
 
-#include "mirage/cpu/quantised.hpp"
+#include "mirage/cpu/rounded.hpp"
 
 namespace mirage {
 inline namespace MIRAGE_ISA {

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli.lax.dtypes import I4, PACKED, U2, U4, packed, unpacked
 from mirage_cli.lax.ir import graph as g
+from mirage_cli.runtime import sessions
 from tests.frontends.models import Tensor, agrees, noise, parsed, read
 
 RANDOM = np.random.default_rng(7)
@@ -107,6 +108,68 @@ def test_dequantized_weights(name: str, scales: tuple[int, ...], attributes: dic
         weights["z"] = stored("z", scales)
     node = helper.make_node("DequantizeLinear", [*weights], ["w"], **attributes)
     agrees(model(node, weights), x=noise(2, 3, DEEP))
+
+
+def rounded_weights(given: onnx.ModelProto) -> set[str]:
+    """The weights whose products round what they multiply, as the reader says."""
+    return {s.name for s in read(given).graph.steps if isinstance(s, g.Input) and s.rounds}
+
+
+def differ(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
+    """Whether onnxruntime's results differ by more than float32's last bits."""
+    x = {"x": noise(2, 3, one.graph.input[0].type.tensor_type.shape.dim[-1].dim_value)}
+    y, z = (sessions.run(sessions.session(m.SerializeToString()), x)["y"] for m in (one, other))
+    return bool(np.abs(y - z).max() > 1e-4 * np.abs(y).max())
+
+
+@pytest.mark.parametrize(("bits", "size"), [(4, 16), (4, 32), (4, 256), (8, 32), (2, 64)])
+@pytest.mark.parametrize("zeros", ["none", "packed", "float"])
+def test_activations_round_where_onnxruntime_rounds_them(bits: int, size: int, zeros: str) -> None:
+    """Beside numbers of 2 bits it does in some blocks."""
+    others: dict[int, Tensor] = {3: whole(256, WIDE, -(-512 // size * bits // 8))} if zeros == "packed" else {}
+    if zeros == "float":
+        if bits == 8:
+            pytest.skip("onnxruntime has no zero points that are numbers for 8 bits")
+        others[3] = (8 + noise(WIDE, 512 // size)).astype(np.float32)
+    exact = n_bits(bits, size, 512, others)
+    rounding = onnx.ModelProto()
+    rounding.CopyFrom(exact)
+    rounding.graph.node[0].attribute.append(helper.make_attribute("accuracy_level", 4))
+    assert rounded_weights(exact) == set()
+    assert rounded_weights(rounding) == ({"q"} if bits != 2 and differ(exact, rounding) else set())
+    assert (zeros != "float" and bits != 2) == bool(rounded_weights(rounding))
+
+
+def test_activations_stay_where_a_weight_is_read_without_rounding_too() -> None:
+    given = n_bits(4, 32, 64, {})
+    other = given.graph.node.add()
+    other.CopyFrom(given.graph.node[0])
+    other.output[0] = "z"
+    for node, level in zip(given.graph.node, (4, 4), strict=True):
+        node.attribute.append(helper.make_attribute("accuracy_level", level))
+    given.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["a", "b", WIDE]))
+    assert rounded_weights(given) == {"q"}
+    next(a for a in other.attribute if a.name == "accuracy_level").i = 1
+    assert rounded_weights(given) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis", "size"),
+    [("int4", 0, 16), ("uint4", 0, 64), ("int4", 1, 16), ("int4", 0, 8), ("int8", 0, 16), ("uint8", 0, 32)],
+)
+def test_dequantized_weights_round_where_onnxruntime_makes_such_products(kind: str, axis: int, size: int) -> None:
+    code = getattr(TensorProto, kind.upper())
+    q = RANDOM.integers(0, 8, (64, 64)).astype(helper.tensor_dtype_to_np_dtype(code))
+    scales = (0.1 + RANDOM.random([64 // size if k == axis else 64 for k in (0, 1)])).astype(np.float32)
+    node = helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=axis, block_size=size)
+    given = model(node, {"q": numpy_helper.from_array(q, "q"), "s": scales})
+    given.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 64
+    plain = model(node, {"q": numpy_helper.from_array(q, "q"), "s": scales})
+    plain.graph.output[0].type.tensor_type.shape.dim[2].dim_value = 64
+    plain.graph.node.add(op_type="Neg", input=["w"], output=["n"])  # another reader: nothing is joined
+    plain.graph.output.append(helper.make_tensor_value_info("n", TensorProto.FLOAT, [64, 64]))
+    assert rounded_weights(plain) == set()
+    assert rounded_weights(given) == ({"q"} if differ(given, plain) else set())
 
 
 @pytest.mark.parametrize("dtype", PACKED.values(), ids=str)

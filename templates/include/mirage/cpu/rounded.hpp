@@ -1,0 +1,329 @@
+// Contractions of quantised weights with activations that the model lets kernels round to 8 bits: integers are multiplied.
+//
+// Rows of activations are rounded once for a contraction, by parts that share a scale of the weights (and at most DEPTH positions):
+// scale = |largest| / 127. Sums of whole numbers join the result times both scales, less what the weights' zero point has brought:
+//   sum (q - zero) s x r = s r (sum q x) - zero s (r sum x).
+// A word of a panel holds in its every (8 / BITS)th number the bytes of one instruction; rounded numbers lie in that order. Weights
+// without panels are multiplied in float32.
+#pragma once
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+#include "mirage/cpu/quantised.hpp"
+
+#define MIRAGE_MEMBER __attribute__((always_inline)) inline
+
+namespace mirage {
+inline namespace MIRAGE_ISA {
+
+constexpr int UNIT = 32;                            // positions whose products fit 16 bits where there are no wider sums
+constexpr int TALL = LANES == 16 ? 12 : LANES == 8 ? 4 : 2;  // rows that meet a word in registers
+constexpr int LINE = 16;                            // positions that are rounded at a time
+
+// Activations, and room for them in bytes: `rounded_bytes` in codegen/cpu/statements.py says how much.
+struct Rounded {
+    Operand<float> plain;
+    unsigned char* room;
+};
+MIRAGE_INLINE Rounded to_bytes(Operand<float> plain, unsigned char* room) { return {plain, room}; }
+
+// --- rounding -----------------------------------------------------------------------------------------------------------
+// Rounded rows: of each part the scale, and the scale times the sum of its numbers; numbers in the order of words.
+struct Lines {
+    float* scales;
+    int8_t* numbers;
+    int parts, pitch;
+
+    MIRAGE_MEMBER const float* scale(int r, int part) const { return scales + (static_cast<int64_t>(r) * parts + part) * 2; }
+    MIRAGE_MEMBER const int8_t* at(int r, int k) const { return numbers + static_cast<int64_t>(r) * pitch + k; }
+};
+MIRAGE_INLINE Lines lines(unsigned char* room, int rows, int depth, int64_t block) {
+    const int most = static_cast<int>(block < DEPTH ? block : DEPTH), parts = 2 * ((depth + most - 1) / most);
+    float* const scales = reinterpret_cast<float*>(room);
+    return {scales, reinterpret_cast<int8_t*>(scales + static_cast<int64_t>(rows) * parts * 2), parts, (depth + LINE - 1) / LINE * LINE};
+}
+// The place of number i of a LINE of words with so many bits for each.
+template <int BITS>
+constexpr int placed(int i) {
+    constexpr int PER = 32 / BITS, APART = 8 / BITS;
+    return i / PER * PER + i % APART * 4 + i % PER / APART;
+}
+// Of LANES whole numbers the largest, and the sum.
+MIRAGE_INLINE int32_t largest_lane(Ints x) {
+    int32_t most = x[0];
+    for (int i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
+    return most;
+}
+MIRAGE_INLINE int32_t lanes_sum(Words x) {
+    uint32_t sum = 0;
+    for (int i = 0; i < LANES; ++i) sum += x[i];
+    return static_cast<int32_t>(sum);
+}
+template <class Bits>
+MIRAGE_INLINE Bits bits_of(Vector x) {
+    Bits bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+// A LINE of bytes in the order of words.
+template <int BITS>
+MIRAGE_INLINE void put_line(int8_t* to, const int8_t* line, int count) {
+    alignas(16) int8_t own[LINE], order[LINE];
+    for (int i = 0; i < LINE; ++i) order[placed<BITS>(i)] = static_cast<int8_t>(i);
+#if defined(__AVX2__)
+    const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(line));
+    _mm_store_si128(reinterpret_cast<__m128i*>(own), _mm_shuffle_epi8(bytes, _mm_load_si128(reinterpret_cast<__m128i*>(order))));
+#else
+    for (int i = 0; i < LINE; ++i) own[i] = line[order[i]];
+#endif
+    std::memcpy(to, own, static_cast<size_t>(count));
+}
+// `count` numbers, zeros behind the last one up to whole words: the sum of what they are rounded to, in units of `scale`.
+template <int BITS>
+MIRAGE_INLINE int round_part(int8_t* __restrict to, const float* __restrict x, int count, float* scale) {
+    constexpr float SHIFT = 12582912.0f;  // 3/2 2^23: the low bits of a sum with it are a whole number
+    constexpr int PER = 32 / BITS;
+    const auto load = [&](int i) __attribute__((always_inline)) {
+        if (i + LANES <= count) return load_vector(x + i);
+        alignas(64) float rest[LANES] = {};
+        for (int k = i; k < count; ++k) rest[k - i] = x[k];
+        return load_vector(rest);
+    };
+    Ints sizes = {};
+    for (int i = 0; i < count; i += LANES) {
+        const Ints size = bits_of<Ints>(load(i)) & 0x7fffffff;  // what is no number is larger than all that are
+        sizes = size > sizes ? size : sizes;
+    }
+    const float unit = as_float(static_cast<uint32_t>(largest_lane(sizes))) * (1.0f / 127.0f);
+    *scale = unit < 0x1p-126f ? 0x1p-126f : unit;
+    const float inverse = 1.0f / *scale;
+    Words sum = {};  // of what is no number anything
+    for (int from = 0; from < count; from += LINE) {
+        alignas(16) int8_t line[LINE];
+        for (int i = 0; i < LINE; i += LANES) {
+            const Words bits = bits_of<Words>(load(from + i) * inverse + SHIFT) - 0x4b400000u;
+            sum += bits;
+            const Bytes bytes = __builtin_convertvector(bits, Bytes);
+            std::memcpy(line + i, &bytes, sizeof bytes);
+        }
+        const int words = (count - from + PER - 1) / PER * PER;
+        put_line<BITS>(to + from, line, words < LINE ? words : LINE);
+    }
+    return lanes_sum(sum);
+}
+template <int BITS>
+[[maybe_unused]] static void round_rows(const Lines& to, Operand<float> a, int rows, int depth, Parts parts) {
+    alignas(64) float turned[DEPTH];
+    for (int r = 0; r < rows; ++r) {
+        Parts own = parts;
+        for (int at = 0, part = 0, n = 0; at < depth; at += part, ++n) {
+            part = own.next(depth - at);
+            const float* x = a.data + r * a.row + at * a.depth;
+            if (a.depth != 1) {
+                for (int k = 0; k < part; ++k) turned[k] = x[k * a.depth];
+                x = turned;
+            }
+            float* const scale = const_cast<float*>(to.scale(r, n));
+            const int sum = round_part<BITS>(const_cast<int8_t*>(to.at(r, at)), x, part, scale);
+            scale[1] = scale[0] * static_cast<float>(sum);
+        }
+    }
+}
+
+// --- sums of bytes ------------------------------------------------------------------------------------------------------
+// Sums of LANES columns: `add` four products for each, of bytes without a sign and of four rounded numbers; `close` comes before
+// more than UNIT positions are added.
+template <int BITS>
+struct Loops {
+    Ints sum;
+    MIRAGE_MEMBER void add(Words q, const int8_t* x) {
+        for (int i = 0; i < 4; ++i) {
+            const Words part = (q >> (8 * i)) & 255u;
+            Ints whole;
+            std::memcpy(&whole, &part, sizeof whole);
+            sum += whole * static_cast<int32_t>(x[i]);
+        }
+    }
+    MIRAGE_MEMBER void close() {}
+};
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+typedef __m512i Pairs;  // of bytes, and of their products' sums
+MIRAGE_INLINE Pairs four(int32_t x) { return _mm512_set1_epi32(x); }
+MIRAGE_INLINE Pairs pairs_of(int16_t x) { return _mm512_set1_epi16(x); }
+MIRAGE_INLINE Pairs times(Pairs q, Pairs x) { return _mm512_maddubs_epi16(q, x); }
+MIRAGE_INLINE Pairs plus(Pairs x, Pairs y) { return _mm512_add_epi16(x, y); }
+MIRAGE_INLINE Pairs joined(Pairs x, Pairs y) { return _mm512_madd_epi16(x, y); }
+#else
+typedef __m256i Pairs;
+MIRAGE_INLINE Pairs four(int32_t x) { return _mm256_set1_epi32(x); }
+MIRAGE_INLINE Pairs pairs_of(int16_t x) { return _mm256_set1_epi16(x); }
+MIRAGE_INLINE Pairs times(Pairs q, Pairs x) { return _mm256_maddubs_epi16(q, x); }
+MIRAGE_INLINE Pairs plus(Pairs x, Pairs y) { return _mm256_add_epi16(x, y); }
+MIRAGE_INLINE Pairs joined(Pairs x, Pairs y) { return _mm256_madd_epi16(x, y); }
+#endif
+// The same in 16 bits, which hold the sums of a UNIT of numbers below 16; bytes are two of these.
+template <int BITS>
+struct InPairs {
+    Ints sum;
+    Pairs low, high;
+    MIRAGE_MEMBER void add(Words q, const int8_t* x) {
+        int32_t bytes;
+        std::memcpy(&bytes, x, sizeof bytes);
+        const Words below = BITS == 8 ? q & 0x0f0f0f0fu : q;
+        low = plus(low, times(reinterpret_cast<Pairs>(below), four(bytes)));
+        if (BITS == 8) high = plus(high, times(reinterpret_cast<Pairs>((q >> 4) & 0x0f0f0f0fu), four(bytes)));
+    }
+    MIRAGE_MEMBER void close() {
+        sum += reinterpret_cast<Ints>(joined(low, pairs_of(1)));
+        if (BITS == 8) sum += reinterpret_cast<Ints>(joined(high, pairs_of(16)));
+        low = high = Pairs{};
+    }
+};
+template <int BITS>
+using Sums = InPairs<BITS>;
+#else
+template <int BITS>
+using Sums = Loops<BITS>;
+#endif
+#if defined(__AVX512F__)
+// The same with AVX512-VNNI, which some processors with AVX-512 lack.
+struct InFours {
+    Ints sum;
+    MIRAGE_MEMBER void add(Words q, const int8_t* x) {
+        typedef int8_t Four[4];
+        __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(q), "m"(*reinterpret_cast<const Four*>(x)));
+    }
+    MIRAGE_MEMBER void close() {}
+};
+inline bool has_fours() {
+    static const bool has = [] {
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (c >> 11 & 1) != 0;
+    }();
+    return has;
+}
+#endif
+
+// --- products -----------------------------------------------------------------------------------------------------------
+// ROWS x VECTORS of c, from column j and row i of the rounded ones on; few have several sums side by side, as elsewhere.
+template <class Sum, int ROWS, int VECTORS, class C>
+MIRAGE_INLINE void rounded_block(Result c, const Lines& a, int i, const C& b, int64_t j, int depth) {
+    using Q = typename C::Number;
+    constexpr int BITS = Q::BITS, PER = 32 / BITS, SUMS = ROWS * VECTORS < 4 ? 8 / BITS : 1;
+    const uint32_t* from[VECTORS];
+    decltype(of_blocks(b.x.zero, j)) zeros[VECTORS];
+    decltype(of_blocks(b.x.scale, j)) scales[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) {
+        from[v] = b.words(j + v * LANES, 0);
+        zeros[v] = of_blocks(b.x.zero, j + v * LANES);
+        scales[v] = of_blocks(b.x.scale, j + v * LANES);
+    }
+    Vector total[ROWS][VECTORS] = {};
+    Parts parts = b.parts(0);
+    for (int at = 0, part = 0, n = 0; at < depth; at += part, ++n) {
+        part = parts.next(depth - at);
+        Sum sum[SUMS][ROWS][VECTORS] = {};
+        const int8_t* x = a.at(i, at);
+        const auto step = [&]() __attribute__((always_inline)) {
+            for (int v = 0; v < VECTORS; ++v) {
+                if (v * LANES % PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from[v]) + FETCHED);
+                const Words word = load_words(from[v]);
+                from[v] += PANEL;
+                for (int g = 0; g < 8 / BITS; ++g) {
+                    const Words bytes = BITS == 8 ? word : (word >> (g * BITS)) & (0x01010101u * uint32_t(Q::LOW));
+                    for (int r = 0; r < ROWS; ++r) sum[g % SUMS][r][v].add(bytes, x + static_cast<int64_t>(r) * a.pitch + 4 * g);
+                }
+            }
+            x += PER;
+        };
+        const auto close = [&]() __attribute__((always_inline)) {
+            for (int s = 0; s < SUMS; ++s)
+                for (int r = 0; r < ROWS; ++r)
+                    for (int v = 0; v < VECTORS; ++v) sum[s][r][v].close();
+        };
+        int left = part;
+        for (; left >= UNIT; left -= UNIT) {
+            for (int k = 0; k < UNIT; k += PER) step();
+            close();
+        }
+        if (left > 0) {
+            for (; left > 0; left -= PER) step();
+            close();
+        }
+        for (int v = 0; v < VECTORS; ++v) {
+            const Vector scale = scales[v].get(parts.block);
+            const Vector less = scale * (zeros[v].get(parts.block) + static_cast<float>(C::TURNED));
+            for (int r = 0; r < ROWS; ++r) {
+                for (int s = 1; s < SUMS; ++s) sum[0][r][v].sum += sum[s][r][v].sum;
+                const float* const own = a.scale(i + r, n);
+                const Vector whole = __builtin_convertvector(sum[0][r][v].sum, Vector);
+                total[r][v] += scale * own[0] * whole - less * own[1];
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < VECTORS; ++v) {
+            float* const to = c.data + r * c.row + v * LANES;
+            store_vector(to, c.fresh ? total[r][v] : load_vector(to) + total[r][v]);
+        }
+}
+// How many rows come next: sizes that are compiled.
+MIRAGE_INLINE constexpr int rounded_rows(int rows) {
+    return rows >= TALL ? TALL : rows >= 4 ? 4 : rows >= 2 ? 2 : rows;
+}
+template <class Sum, int SIZE, class C>
+MIRAGE_INLINE void rounded_block_of(int rows, Result c, const Lines& a, int i, const C& b, int64_t j, int depth) {
+    if (SIZE == 1 || rows == SIZE) {
+        constexpr int VECTORS = SIZE <= 2 ? 2 : 1;
+        for (int v = 0; v < BLOCK_COLS / LANES; v += VECTORS)
+            rounded_block<Sum, SIZE, VECTORS>({c.data + v * LANES, c.row, c.fresh}, a, i, b, j + v * LANES, depth);
+        return;
+    }
+    if constexpr (SIZE > 1) rounded_block_of<Sum, rounded_rows(SIZE - 1)>(rows, c, a, i, b, j, depth);
+}
+template <class Sum, class Form, int MOST, class C>
+[[maybe_unused]] static void rounded_products(Result c, int rows, int cols, int depth, const Lines& a, const C& b) {
+    for (int j = 0; j < cols; j += BLOCK_COLS) {
+        const int width = cols - j < BLOCK_COLS ? cols - j : BLOCK_COLS;
+        for (int i = 0, high = 0; i < rows; i += high) {
+            high = rounded_rows(rows - i);
+            if (Form::DIRECT && width == BLOCK_COLS) {
+                rounded_block_of<Sum, rounded_rows(MOST)>(high, {c.data + i * c.row + j, c.row, c.fresh}, a, i, b, j, depth);
+            } else {
+                alignas(64) float own[TALL * BLOCK_COLS];
+                rounded_block_of<Sum, rounded_rows(MOST)>(high, {own, BLOCK_COLS, true}, a, i, b, j, depth);
+                Form::put(c, own, i, j, high, width);
+            }
+        }
+    }
+}
+template <class Form, int MOST, class Q, class Z, class S>
+[[maybe_unused]] static void rounded_contract(Result c, int rows, int cols, int depth, Rounded a, const Quantised<Q, Z, S>& x) {
+    const Columns<Q, Z, S> b = columns(x);
+    const Lines own = lines(a.room, rows, depth, x.block);
+    round_rows<Q::BITS>(own, a.plain, rows, depth, b.parts(0));
+#if defined(__AVX512F__)
+    if (has_fours()) return rounded_products<InFours, Form, MOST>(c, rows, cols, depth, own, b);
+#endif
+    rounded_products<Sums<Q::BITS>, Form, MOST>(c, rows, cols, depth, own, b);
+}
+// As `contract` of activations that stay as they are.
+template <class K = Known<>, class Q, class Z, class S>
+[[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Rounded a, Quantised<Q, Z, S> b,
+                                      bool add) {
+    if (!has_panels(b)) return contract<K>(c, ldc, rows, cols, depth, a.plain, b, add);
+    rounded_contract<Plain, K::MOST>({c, ldc, !add}, rows, cols, depth, a, b);
+}
+template <class K = Known<>, class Q, class Z, class S>
+[[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Quantised<Q, Z, S> a, Rounded b,
+                                      bool add) {
+    if (!has_panels(a)) return contract<K>(c, ldc, rows, cols, depth, a, b.plain, add);
+    rounded_contract<Turned, 1 << 20>({c, ldc, !add}, cols, rows, depth, b, a);
+}
+
+}  // namespace MIRAGE_ISA
+}  // namespace mirage
+#undef MIRAGE_MEMBER
