@@ -39,6 +39,9 @@ PLAIN = {
 PLAIN |= {
     "quick_silu",
     "quick_sigmoid",
+    "quick_gelu",
+    "quick_gelu_tanh",
+    "of_pair",
     "divide",
     "guarded_share",
     "guarded_div0",

@@ -22,7 +22,9 @@ from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Input, Slot
 from mirage_cli.search.mugraph.mugraph import BODY
 
-QUICK = {"silu": "quick_silu", "sigmoid": "quick_sigmoid"}  #: to more digits than types of 16 bits hold
+QUICK = {
+    op: f"quick_{op}" for op in ("silu", "sigmoid", "gelu", "gelu_tanh")
+}  #: more digits than types of 16 bits hold
 M, N, H, I, J, PAIR = map(k.name, ("m", "n", "h", "i", "j", "k"))  # noqa: E741 - indices of registers
 R, C = k.name("r_"), k.name("c_")
 

@@ -158,8 +158,8 @@ for _name in ("strip_exp_minus", "exp_below"):
 for _name in ("m_exp_difference", "strip_exp_difference", "exp_between"):
     instruction(_name)(lambda s, static, x, y: s.arithmetic.exp_difference(x, y))
 instruction("level_of")(lambda s, static, x: s.arithmetic.level_of(x))
-instruction("quick_silu")(lambda s, static, x: s.arithmetic.apply("silu", x))
-instruction("quick_sigmoid")(lambda s, static, x: s.arithmetic.apply("sigmoid", x))
+for _name in ("silu", "sigmoid", "gelu", "gelu_tanh"):
+    instruction(f"quick_{_name}")(lambda s, static, x, op=_name: s.arithmetic.apply(op, x))
 
 
 @instruction("raised")

@@ -199,6 +199,15 @@ MIRAGE_DEVICE float inverse_fast(float x) {
 }
 MIRAGE_DEVICE float quick_sigmoid(float x) { return inverse_fast(1.0f + exp2_fast(-x * LOG2E)); }
 MIRAGE_DEVICE float quick_silu(float x) { return x * quick_sigmoid(x); }
+MIRAGE_DEVICE float quick_gelu_tanh(float x) { return x * quick_sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)); }
+// With erfc as Abramowitz and Stegun have it (7.1.26): the smaller side of the distribution keeps its digits.
+MIRAGE_DEVICE float quick_gelu(float x) {
+    const float z = fabsf(x) * 0.70710678118654752f, t = inverse_fast(fmaf(0.3275911f, z, 1.0f));
+    float sum = fmaf(fmaf(1.061405429f, t, -1.453152027f), t, 1.421413741f);
+    sum = fmaf(fmaf(sum, t, -0.284496736f), t, 0.254829592f);
+    const float tail = 0.5f * sum * t * exp2_fast(-z * z * LOG2E);
+    return x * (x < 0.0f ? tail : 1.0f - tail);
+}
 // What is taken away from log2(e) * x: a row whose maximum is -inf has nothing to weigh.
 MIRAGE_DEVICE float level_of(float maximum) { return maximum == -INFINITY ? 0.0f : maximum * LOG2E; }
 // The next running maximum. It stays where it is while what is above it is less than 2^8 times as large: exponentials are at
