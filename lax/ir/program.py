@@ -61,7 +61,7 @@ class Source:
     `constant`: its values are known when a session is made, as those of weights are. `unwritten`: callers promise of an
     input that no kernel in front of the program's own writes it; its values are those of the call. `packed` says that the
     model's tensor has bytes for elements, in each of which several of these lie. `rounds`: the model says that products with
-    this weight may round what they multiply it with to 8 bits, by the positions that share a scale.
+    this weight may round what they multiply it with to 8 bits, by the positions that share a scale. `parts`: see `parts.py`.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Source:
     packed: bool = False
     unwritten: bool = False
     rounds: bool = False
+    parts: tuple[int, int] | None = None
 
     @property
     def tensor_dims(self) -> tuple[Extent, ...]:
@@ -278,6 +279,7 @@ class Program:
             "sources": [
                 {"name": s.name, "dims": _dims(s.dims), "dtype": s.dtype.name, "constant": s.constant}
                 | {mark: True for mark in MARKS if getattr(s, mark)}
+                | ({"parts": list(s.parts)} if s.parts else {})
                 for s in self.sources
             ],
             "inputs": [{"name": i.name, "source": i.source, "access": _access(i.access)} for i in self.inputs],
@@ -374,7 +376,8 @@ def _program(data: Mapping[str, Any]) -> Program:
                 dims(s["dims"]),
                 BY_NAME[s["dtype"]],
                 s["constant"],
-                *(s.get(mark, False) for mark in MARKS),
+                **{mark: s.get(mark, False) for mark in MARKS},
+                parts=(s["parts"][0], s["parts"][1]) if "parts" in s else None,
             )
             for s in data["sources"]
         ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mirage_cli.codegen.engines import kernel_of
+from mirage_cli.codegen.join import joining
 from mirage_cli.codegen.languages import LANGUAGES
 from mirage_cli.codegen.render import render
 from mirage_cli.codegen.requests import host
@@ -17,6 +19,7 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.printer import text
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.ir.parts import in_parts
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.alternatives import Alternative, Bound
@@ -141,26 +144,38 @@ def _way(
     empty = _summed(program)
     on = LANGUAGES[target.kind].host
     together = launches(graph, way.schedules, passes.siblings and target.kind == "cuda")
+    readers = Counter(part.inputs[i.source] for part in graph.kernels for i in part.program.inputs)
+    kept = set[int]()  #: sources in parts that a kernel stores
     for at, run in enumerate(together, first):
         parts = []
         for part, schedule in ((graph.kernels[n], way.schedules[n]) for n in run):
             weights = part.early(program) if target.threaded else part.constants(program)
+            alone = frozenset(k for k, t in enumerate(part.inputs) if t in in_parts(program) and readers[t] == 1)
             made = kernel_of(
-                Request(part.program, part.block, schedule, target, at, program.symbols, passes, weights, empty)
+                Request(part.program, part.block, schedule, target, at, program.symbols, passes, weights, empty, alone)
             )
             if not passes.overlap:
                 made = replace(made, launch=replace(made.launch, dependent=False))
             inputs = (
-                _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
+                _part(program, part.inputs[i.source], i.part)
+                if part.inputs[i.source] in in_parts(program)
+                else _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
                 if i.packing is None
-                else _panels(graph, replace(i.packing, source=part.inputs[i.source]), packings)
+                else _panels(program, replace(i.packing, source=part.inputs[i.source]), packings)
                 for i in made.launch.inputs
             )
-            outputs = (_pointer(graph, t, offsets, program.symbols, on) for t in part.outputs)
+            whole = [part.inputs[o.source] for o in made.launch.outputs if o.source >= 0]
+            kept.update(whole)
+            outputs = (
+                *(_pointer(graph, t, offsets, program.symbols, on) for t in part.outputs),
+                *(_part(program, t, 0) for t in whole),
+            )
             own = on.inside(host.bytes_of([*total, *shares], program.symbols))
             parts.append(host.Started(made, tuple(inputs), tuple(outputs), own))
             shares += [made.workspace] if made.workspace else []
         kernels.append(joined(parts) if len(parts) > 1 else parts[0])
+    if apart := [t for t in in_parts(program) if t not in kept]:
+        kernels.insert(0, _joining(program, apart, target, first + len(kernels)))
     return host.Way(condition, tuple(kernels), host.bytes_of([*total, *shares], program.symbols))
 
 
@@ -209,11 +224,27 @@ def _workspace(graph: KernelGraph) -> tuple[dict[int, list[Extent]], list[Extent
     return offsets, sizes
 
 
-def _panels(graph: KernelGraph, packing: Packing, packings: dict[Packing, int]) -> ir.Expression:
+def _panels(program: Program, packing: Packing, packings: dict[Packing, int]) -> ir.Expression:
     """The place of a weight's packed form, behind the inputs; none for more than operators keep."""
     if packing not in packings and len(packings) == MAX_PACKINGS:
         return k.number("nullptr")
-    return k.name("in")[graph.sources + packings.setdefault(packing, len(packings))]
+    inputs = len(program.sources) + len(in_parts(program))
+    return k.name("in")[inputs + packings.setdefault(packing, len(packings))]
+
+
+def _part(program: Program, source: int, part: int) -> ir.Expression:
+    """The place of a source in parts: its first part, its second behind all sources, the whole behind all outputs."""
+    number = in_parts(program).index(source)
+    if part == 0:
+        return k.name("out")[len(program.outputs) + number]
+    return k.name("in")[source if part == 1 else len(program.sources) + number]
+
+
+def _joining(program: Program, sources: Sequence[int], target: Target, number: int) -> host.Started:
+    """The launch that stores sources whole, in front of the kernels that read them so. Raises Refused."""
+    kernel = joining([program.sources[t] for t in sources], program.symbols, target, number)
+    inputs = tuple(_part(program, t, part) for t in sources for part in (1, 2))
+    return host.Started(kernel, inputs, tuple(_part(program, t, 0) for t in sources), k.ZERO, 0)
 
 
 def _pointer(

@@ -17,6 +17,7 @@ from mirage_cli.kernel_proof.run import Choice, Run, Source, all_blocks
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Axes, Float64
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
+from mirage_cli.lax.ir.parts import given, in_parts
 from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.search.mugraph.hidden import compared_integers
 from mirage_cli.search.mugraph.mugraph import KernelGraph
@@ -152,8 +153,8 @@ class Point:
     program: Program
     symbols: Mapping[str, int]
     arithmetic: Callable[[], Arithmetic]
-    arrays: Sequence[Array]  #: [fields, elements] of each input
-    wanted: Sequence[Array]  #: [fields, elements] of each output
+    arrays: Sequence[Array]  #: [fields, elements] of each source
+    wanted: Sequence[Array]  #: [fields, elements] of each output, then of each source in parts
 
     def finding(self, source: Source, choose: Choice = all_blocks) -> Finding:
         """The outcome of running chosen blocks of a source here. Every element has to be written where all of them run."""
@@ -170,7 +171,8 @@ class Point:
                 return Finding(f"element {int(np.argmin(r.written))} of output {k} is not written", compared + 1)
             same = _same(right, r.values, run.arithmetic.residues) | ~r.written
             if not same.all():
-                at = np.unravel_index(int(np.argmin(same)), [ex.value(e, self.symbols) for e in p.outputs[k].dims])
+                dims = [*(o.dims for o in p.outputs), *(p.sources[n].dims for n in in_parts(p))][k]
+                at = np.unravel_index(int(np.argmin(same)), [ex.value(e, self.symbols) for e in dims])
                 return Finding(f"output {k} differs at {tuple(int(i) for i in at)}", compared + 1)
             compared += int(r.written.sum())
         return Finding("", compared, sum(len(choose(x.grid, x.cluster)) for _, x in run.launched))
@@ -189,7 +191,7 @@ class Point:
 
     def _called(self, run: Run) -> list[Global]:
         sizes = [w.shape[1] for w in self.wanted]
-        return run.call(self.arrays, sizes, [self.symbols[n] for n in self.program.symbols])
+        return run.call(given(self.program, self.arrays), sizes, [self.symbols[n] for n in self.program.symbols])
 
 
 def point(
@@ -215,7 +217,8 @@ def point(
         return Arithmetic(Placed((), seed, primes, masked) if residues else Float64(), exact)
 
     flat = [np.asarray(a).reshape(fields, -1).astype(np.int64 if residues else np.float64) for a in arrays.values()]
-    return Point(program, symbols, arithmetic, flat, [np.asarray(w).reshape(fields, -1) for w in wanted])
+    results = [np.asarray(w).reshape(fields, -1) for w in wanted]
+    return Point(program, symbols, arithmetic, flat, [*results, *(flat[k] for k in in_parts(program))])
 
 
 def compare(

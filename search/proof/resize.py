@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mirage_cli.lax.ir.parts import with_slots
 from mirage_cli.lax.ir.program import Axis, Program, Slot
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 
@@ -41,8 +42,8 @@ def _resized(program: Program, sizes: Mapping[str, int]) -> Program:
 
     sources = list(program.sources)
     inputs = [replace(i, access=slots(i.access)) for i in program.inputs]
-    for i in inputs:
-        sources[i.source] = replace(sources[i.source], dims=tuple(s.extent for s in i.access))
+    for old, i in zip(program.inputs, inputs, strict=True):
+        sources[i.source] = with_slots(program.sources[i.source], old.access, tuple(s.extent for s in i.access))
     outputs = [
         replace(o, access=slots(o.access), dims=tuple(s.extent for s in slots(o.access))) for o in program.outputs
     ]

@@ -28,7 +28,10 @@ from mirage_cli.kernel_proof.run import Run, Source
 from mirage_cli.lax import extents
 from mirage_cli.lax.domains.domain import Array, Axes, Float64, Number
 from mirage_cli.lax.dtypes import F32
+from mirage_cli.lax.ir.parts import given as parts_given
+from mirage_cli.lax.ir.parts import in_parts
 from mirage_cli.lax.ir.program import Output, Program, evaluate_program
+from mirage_cli.lax.ir.program import Source as Tensor
 from mirage_cli.numerics.accuracy import compare
 from mirage_cli.numerics.edges import HUGE, NOT_FINITE, SPIKES, draw
 from mirage_cli.numerics.edges import edges as edge_inputs
@@ -99,9 +102,10 @@ class Case:
         return arrays
 
     def reference(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[np.float64]]:
-        """What float64 makes of the arrays."""
+        """What float64 makes of the arrays, and those that are in parts."""
         wide = {k: a.astype(np.float64) for k, a in enumerate(arrays)}
-        return evaluate_program(self.program, Float64([a.name for a in self.program.axes]), wide, self.symbols)
+        made = evaluate_program(self.program, Float64([a.name for a in self.program.axes]), wide, self.symbols)
+        return [*made, *(wide[k] for k in in_parts(self.program))]
 
     def problem(self, results: Sequence[NDArray[Any]], arrays: Sequence[NDArray[Any]]) -> str:
         """What is wrong with the results, or nothing."""
@@ -290,11 +294,13 @@ def call(
     """The outputs of a kernel, or what its process said before it ended, at the latest after some `seconds`. `before` is a
     command that takes the process's own."""
     values = [case.symbols[s] for s in case.program.symbols]
-    sizes = [a.nbytes for a in arrays]
-    outputs = [(o, _shape(o, case)) for o in case.program.outputs]
+    flat = parts_given(case.program, [np.ascontiguousarray(a).reshape(1, -1) for a in arrays])
+    sizes = [a.nbytes for a in flat]
+    wholes = [case.program.sources[k] for k in in_parts(case.program)]
+    outputs = [(o, _shape(o, case)) for o in (*case.program.outputs, *wholes)]
     wanted = [int(np.prod(shape)) * o.dtype.bytes for o, shape in outputs]
     head = [n for part in (values, sizes, wanted) for n in (len(part), *part)]
-    request = struct.pack(f"{len(head)}q", *head) + b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+    request = struct.pack(f"{len(head)}q", *head) + b"".join(a.tobytes() for a in flat)
     command = [*before, str(harness), case.name, mode]
     try:
         done = subprocess.run(command, input=request, capture_output=True, check=False, timeout=seconds)
@@ -309,5 +315,5 @@ def call(
     return results
 
 
-def _shape(o: Output, case: Case) -> tuple[int, ...]:
+def _shape(o: Output | Tensor, case: Case) -> tuple[int, ...]:
     return tuple(extents.value(e, case.symbols) for e in o.dims)

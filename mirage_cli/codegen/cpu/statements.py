@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mirage_cli.codegen.requests.request import Packing, Parameter
-from mirage_cli.codegen.terms.expressions import CUDA_TYPES, JOINS, Lets, extent, float_number
+from mirage_cli.codegen.terms.expressions import CPU_TYPES, CUDA_TYPES, JOINS, Lets, extent, float_number
 from mirage_cli.codegen.terms.positions import Positions
 from mirage_cli.codegen.tiles.tile import (
     Barrier,
@@ -50,7 +50,7 @@ ABREAST = 256  #: sums that are made side by side
 class CpuPositions(Positions):
     """Where a kernel's statements are, with the types of elements and the loops of CPUs."""
 
-    types = CUDA_TYPES | {"f16": "half", "bf16": "bfloat"}
+    types = CUDA_TYPES | CPU_TYPES
 
     def valid(self, axis: str, phase: str) -> ir.Expression:
         """The number of positions of a tile that lie inside an axis."""

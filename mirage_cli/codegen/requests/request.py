@@ -27,7 +27,8 @@ class Spelled(Protocol):
 class Request:
     """A kernel to make: `number` is its place in the fragment, `symbols` are the fragment's, `constants` those sources of
     `program` that no kernel writes (on a CPU: weights of the model, whose values are known before it runs), `hollow` the
-    extents that the fragment sums over and that may be 0."""
+    extents that the fragment sums over and that may be 0. Of the sources `alone` in parts, which no other kernel reads, the
+    kernel may read the parts and store the whole."""
 
     program: Program
     block: BlockGraph
@@ -38,6 +39,7 @@ class Request:
     passes: Passes = ALL
     constants: frozenset[int] = frozenset()
     hollow: tuple[Symbolic, ...] = ()
+    alone: frozenset[int] = frozenset()
 
     @property
     def divides(self) -> bool:
@@ -74,12 +76,14 @@ class Packing:
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A tensor that a kernel reads or writes: its name there, the C type of its elements, of an input the source's number, and
-    how it is packed where it is the packed form of that source (which need not be there)."""
+    how it is packed where it is the packed form of that source (which need not be there); which `part` of the source it is
+    (1, 2; 0: the whole). An output with a source is that source, stored whole from its parts."""
 
     name: str
     type: str
     source: int = -1
     packing: Packing | None = None
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

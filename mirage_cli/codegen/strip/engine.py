@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import Kernel, Launch, Request
 from mirage_cli.codegen.strip.base import EACH_GROUP, SHOWN
-from mirage_cli.codegen.strip.merge import StripMerge
+from mirage_cli.codegen.strip.parts import StripParts
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile
 from mirage_cli.codegen.terms.expressions import SYNC, THREAD
 from mirage_cli.errors import Refused
@@ -44,7 +44,7 @@ def strip_kernel(r: Request) -> Kernel:
     return _Kernel(r).made_kernel()
 
 
-class _Kernel(StripMerge):
+class _Kernel(StripParts):
     def made_kernel(self) -> Kernel:
         """The whole kernel."""
         self.walk()
@@ -157,7 +157,7 @@ class _Kernel(StripMerge):
             *([SHOWN] if self.memory.unit == SWIZZLED else []),
             EACH_GROUP,
             k.scope(k.let("int", "free", k.select(at_start, last, SLOT - 1)), *ahead),
-            *self.stage(*self.body),
+            *self.stage(*self.stores(), *self.body),
             k.assign(SLOT, k.select(at_end, 0, SLOT + 1)),
         )
         return [k.declare("int", "slot", 0), walk]

@@ -24,6 +24,7 @@ ZERO, ONE = k.number("0.0f"), k.number("1.0f")
 THREAD = k.name("threadIdx").member("x")  #: the number of a thread in its block
 SYNC = k.run("__syncthreads")  #: all threads of a block wait for one another
 SMALL = 1 << 31  #: tensors with fewer elements are addressed with 32-bit integers
+CPU_TYPES = {"f16": "half", "bf16": "bfloat"}  #: C types of elements on CPUs, where they are called otherwise
 #: C types of elements on devices
 CUDA_TYPES = {
     "f64": "double",

@@ -298,3 +298,59 @@ def bytes_of(name: str) -> float:
     if name not in SIZES and name not in PARTS:
         raise Unknown(f"nothing is known of elements of {name}")
     return size_of(name)
+
+
+def _joined(s: Any, to: Pointer, parts: Sequence[Pointer], sizes: Sequence[Any], element: Array, active: Array) -> None:
+    """Store elements of a tensor in two parts whole: `sizes` are the elements of a row of each."""
+    whole = sizes[0] + sizes[1]
+    row, at = element // whole, element % whole
+    for part, size, start in zip(parts, sizes, (0, sizes[0]), strict=True):
+        own = active & (at >= start) & (at < start + size)
+        if own.any():
+            s.store(to, element, s.load(part, row * size + at - start, own), own)
+
+
+@instruction("join_chunks")
+def _join_chunks(
+    s: Any,
+    static: Sequence[Any],
+    to: Pointer,
+    a: Pointer,
+    b: Pointer,
+    rows: Any,
+    first: Any,
+    next_: Any,
+    at: Any,
+    count: Any,
+) -> None:
+    """Store a tensor of `rows` from two parts: thread `at` of `count` takes chunks, or elements where there are none."""
+    first, next_, rows, count = (int(np.max(x)) for x in (first, next_, rows, count))
+    each = int(CHUNK / bytes_of(to.type))
+    each = 1 if first % each or next_ % each else each
+    total = rows * (first + next_) // each
+    number = np.arange(-(-total // count))[:, None] * count + np.asarray(at)
+    if each > 1:
+        for p in (to, a, b):
+            s.aligned(p, CHUNK)
+    for k in range(each):
+        _joined(s, to, (a, b), (first, next_), number * each + k, s.active & (number < total))
+
+
+@instruction("join_rows")
+def _join_rows(
+    s: Any,
+    static: Sequence[Any],
+    to: Pointer,
+    a: Pointer,
+    b: Pointer,
+    rows: Any,
+    first: Any,
+    next_: Any,
+    at: Any,
+    count: Any,
+) -> None:
+    """Store a tensor of `rows` from two parts: task `at` of `count` takes whole rows."""
+    first, next_, rows, count = (int(np.max(x)) for x in (first, next_, rows, count))
+    row = np.arange(-(-rows // count))[:, None, None] * count + np.asarray(at)
+    element = row * (first + next_) + np.arange(first + next_)[:, None]
+    _joined(s, to, (a, b), (first, next_), element, np.broadcast_to(s.active & (row < rows), element.shape))

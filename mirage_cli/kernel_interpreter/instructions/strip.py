@@ -140,6 +140,50 @@ def _load_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, any_: Poi
         s.copy(tile.at.plus(of.index(k // chunks, inner)), within, values)
 
 
+def _chunks(s: Any, of: TileType, threads: int, thread: Any) -> Array:
+    """The numbers of the chunks of a tile that each lane takes: [chunks, lanes]."""
+    return np.asarray(np.arange(-(-of.OUTER * (of.INNER // of.VEC) // threads))[:, None] * threads + thread)
+
+
+@instruction("load_parts")
+def _load_parts(
+    s: Any, static: Sequence[Any], tile: Tile, thread: Any, any_: Pointer, valid: Any, first: Any, next_: Any
+) -> None:
+    """Begin to copy a tile of a tensor in two parts: a row that the first one lacks is the second one's."""
+    of = tile.type
+    chunks, k = of.INNER // of.VEC, _chunks(s, of, static[0], thread)
+    within = np.arange(of.VEC)[:, None, None]
+    s.aligned(tile.at, CHUNK)
+    with s.only(s.active & (k < of.OUTER * chunks)):
+        inner = k % chunks * of.VEC
+        left = np.broadcast_to(s.active & (inner + within < valid), (of.VEC, *k.shape))
+        values = np.zeros((s.arithmetic.fields, *left.shape), dtype=s.arithmetic.dtype)
+        for part in (first, next_):
+            source = part(s, k // chunks)
+            if source is not None:
+                known = left if source.null is None else left & ~source.null
+                s.aligned(source.plus(inner), CHUNK, known.any(axis=0))
+                values = np.where(known, s.load(source.plus(inner), within, known), values)
+                left = left & ~known
+        s.copy(tile.at.plus(of.index(k // chunks, inner)), within, values)
+
+
+@instruction("store_tile")
+def _store_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, row: Any) -> None:
+    """Store the rows of a tile that have a place."""
+    of = tile.type
+    chunks, k = of.INNER // of.VEC, _chunks(s, of, static[0], thread)
+    within = np.arange(of.VEC)[:, None, None]
+    with s.only(s.active & (k < of.OUTER * chunks)):
+        inner = k % chunks * of.VEC
+        to = row(s, k // chunks)
+        if to is not None:
+            known = s.active if to.null is None else s.active & ~to.null
+            s.aligned(to.plus(inner), CHUNK, known)
+            known = np.broadcast_to(known, (of.VEC, *k.shape))
+            s.store(to.plus(inner), within, s.load(tile.at.plus(of.index(k // chunks, inner)), within, known), known)
+
+
 # --- elements of strips -------------------------------------------------------------------------------------------------
 def _row(s: Any, mt: int, member: Any, m: Any, i: Any) -> Any:
     return (member * mt + m) * 16 + s.thread % 32 // 4 + (i >> 1) * 8

@@ -130,6 +130,27 @@ MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, in
     }
 }
 
+// The same of a tensor in two parts: a row that `first` does not have is `next`'s.
+template <int THREADS, class TILE, class F, class G>
+MIRAGE_DEVICE void load_parts(TILE t, int thread, const typename TILE::T* any, int valid, F first, G next) {
+    load_tile<THREADS>(t, thread, any, valid, [&](int o) {
+        const auto* const from = first(o);
+        return from != nullptr ? from : next(o);
+    });
+}
+
+// Store a tile's rows: `row(o)` points to the place of row o, nullptr for one that is not stored.
+template <int THREADS, class TILE, class F>
+MIRAGE_DEVICE void store_tile(TILE t, int thread, F row) {
+    constexpr int COUNT = TILE::OUTER * TILE::CHUNKS;
+#pragma unroll 4
+    for (int k = thread; k < COUNT; k += THREADS) {
+        const int o = k / TILE::CHUNKS, c = k % TILE::CHUNKS;
+        typename TILE::T* const to = row(o);
+        if (to != nullptr) *reinterpret_cast<int4*>(to + TILE::VEC * c) = *reinterpret_cast<const int4*>(t.chunk(o, c));
+    }
+}
+
 // Eight (or four) neighbouring elements as floats.
 template <class T, int N>
 MIRAGE_DEVICE void chunk_floats(float (&x)[N], const T* from) {
