@@ -70,12 +70,13 @@ def alike(
     for candidates in single:
         own: dict[tuple[int, int], dict[int, tuple[AnyWay, Beside]]] = {}
         for c in candidates:
-            if (shape := block_shape(c.graph.kernels[0], c.schedules[0])) is not None:
+            shape = block_shape(c.graph.kernels[0], c.schedules[0])
+            if shape is not None and len(known := own.setdefault(shape, {})) < CHOICES:
                 other = seen(c)
-                own.setdefault(shape, {}).setdefault(other.blocks, (c, other))
+                known.setdefault(other.blocks, (c, other))
         shapes.append(own)
     for shape in [s for s in shapes[0] if all(s in own for own in shapes)]:
-        choices = [list(own[shape].values())[:CHOICES] for own in shapes]
+        choices = [own[shape].values() for own in shapes]
         order = sorted(itertools.product(*choices), key=lambda some: together_us([b for _, b in some], target))
         yield from (tuple(c for c, _ in some) for some in order[:NEXT])
 

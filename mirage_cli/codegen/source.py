@@ -145,12 +145,12 @@ def _way(
     on = LANGUAGES[target.kind].host
     together = launches(graph, way.schedules, passes.siblings and target.kind == "cuda")
     readers = Counter(part.inputs[i.source] for part in graph.kernels for i in part.program.inputs)
-    kept = set[int]()  #: sources in parts that a kernel stores
+    given, kept = in_parts(program), set[int]()  #: sources in parts, and those that a kernel stores
     for at, run in enumerate(together, first):
         parts = []
         for part, schedule in ((graph.kernels[n], way.schedules[n]) for n in run):
             weights = part.early(program) if target.threaded else part.constants(program)
-            alone = frozenset(k for k, t in enumerate(part.inputs) if t in in_parts(program) and readers[t] == 1)
+            alone = frozenset(k for k, t in enumerate(part.inputs) if t in given and readers[t] == 1)
             made = kernel_of(
                 Request(part.program, part.block, schedule, target, at, program.symbols, passes, weights, empty, alone)
             )
@@ -158,7 +158,7 @@ def _way(
                 made = replace(made, launch=replace(made.launch, dependent=False))
             inputs = (
                 _part(program, part.inputs[i.source], i.part)
-                if part.inputs[i.source] in in_parts(program)
+                if part.inputs[i.source] in given
                 else _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
                 if i.packing is None
                 else _panels(program, replace(i.packing, source=part.inputs[i.source]), packings)
@@ -174,7 +174,7 @@ def _way(
             parts.append(host.Started(made, tuple(inputs), tuple(outputs), own))
             shares += [made.workspace] if made.workspace else []
         kernels.append(joined(parts) if len(parts) > 1 else parts[0])
-    if apart := [t for t in in_parts(program) if t not in kept]:
+    if apart := [t for t in given if t not in kept]:
         kernels.insert(0, _joining(program, apart, target, first + len(kernels)))
     return host.Way(condition, tuple(kernels), host.bytes_of([*total, *shares], program.symbols))
 

@@ -310,25 +310,20 @@ def _joined(s: Any, to: Pointer, parts: Sequence[Pointer], sizes: Sequence[Any],
             s.store(to, element, s.load(part, row * size + at - start, own), own)
 
 
+def _counts(rows: Any, first: Any, next_: Any, at: Any, count: Any) -> tuple[int, int, int, Array, int]:
+    """Rows, elements of a row of both parts, the lanes' numbers among those that share the work, and how many these are."""
+    rows, first, next_, count = (int(np.max(x)) for x in (rows, first, next_, count))
+    return rows, first, next_, np.asarray(at), count
+
+
 @instruction("join_chunks")
-def _join_chunks(
-    s: Any,
-    static: Sequence[Any],
-    to: Pointer,
-    a: Pointer,
-    b: Pointer,
-    rows: Any,
-    first: Any,
-    next_: Any,
-    at: Any,
-    count: Any,
-) -> None:
-    """Store a tensor of `rows` from two parts: thread `at` of `count` takes chunks, or elements where there are none."""
-    first, next_, rows, count = (int(np.max(x)) for x in (first, next_, rows, count))
+def _join_chunks(s: Any, static: Sequence[Any], to: Pointer, a: Pointer, b: Pointer, *counts: Any) -> None:
+    """Store a tensor of rows from two parts: threads take chunks, or elements where there are none."""
+    rows, first, next_, at, count = _counts(*counts)
     each = int(CHUNK / bytes_of(to.type))
     each = 1 if first % each or next_ % each else each
     total = rows * (first + next_) // each
-    number = np.arange(-(-total // count))[:, None] * count + np.asarray(at)
+    number = np.arange(-(-total // count))[:, None] * count + at
     if each > 1:
         for p in (to, a, b):
             s.aligned(p, CHUNK)
@@ -337,20 +332,9 @@ def _join_chunks(
 
 
 @instruction("join_rows")
-def _join_rows(
-    s: Any,
-    static: Sequence[Any],
-    to: Pointer,
-    a: Pointer,
-    b: Pointer,
-    rows: Any,
-    first: Any,
-    next_: Any,
-    at: Any,
-    count: Any,
-) -> None:
-    """Store a tensor of `rows` from two parts: task `at` of `count` takes whole rows."""
-    first, next_, rows, count = (int(np.max(x)) for x in (first, next_, rows, count))
-    row = np.arange(-(-rows // count))[:, None, None] * count + np.asarray(at)
+def _join_rows(s: Any, static: Sequence[Any], to: Pointer, a: Pointer, b: Pointer, *counts: Any) -> None:
+    """Store a tensor of rows from two parts: tasks take whole rows."""
+    rows, first, next_, at, count = _counts(*counts)
+    row = np.arange(-(-rows // count))[:, None, None] * count + at
     element = row * (first + next_) + np.arange(first + next_)[:, None]
     _joined(s, to, (a, b), (first, next_), element, np.broadcast_to(s.active & (row < rows), element.shape))
