@@ -1,14 +1,14 @@
-"""Layers of a decoder of the shapes of Llama-3-8B, one new token on a long cache: what a patched model gains end to end.
+"""A published decoder, one step behind a long cache or a prompt: what a patched model gains end to end.
 
-    python samples/decoder.py export FOLDER [--batch B] ...   the graph without its weights (needs torch and transformers)
+    python samples/decoder.py export FOLDER [--config NAME]   the graph without its weights (needs torch and transformers)
     python samples/decoder.py fill FOLDER                     random fp16 weights for it, and for a patched model in FOLDER/out
     python samples/decoder.py measure FOLDER [--gpu N]        optimize it into FOLDER/out if that is not there, then time the
-                                                              original, the patched model and torch.compile in one process
+                                                              original, the patched model and torch in one process
 
-Hidden size 4096, 32 query and 8 key heads of 128, intermediate size 14336, rotary embedding. The embedding lookup and the LM
-head are left out: hidden states and caches go in, hidden states and grown caches come out. The graph is what
-`torch.onnx.export` writes of `transformers.LlamaModel`. Where torch is, the same step written in plain torch runs beside it
-(with weights of its own), as it is and under torch.compile.
+`--config` names one of `samples/decoders.yaml` or a file `config.json` of any published model that `transformers` knows. The
+graph is what `torch.onnx.export` writes: token ids, positions and caches go in, logits and grown caches come out; with
+`--bare` hidden states go in and come out, without embedding and LM head. Where torch is, the same module runs beside it (with
+weights of its own), as it is and under torch.compile.
 """
 
 from __future__ import annotations
@@ -22,114 +22,120 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import yaml
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-MODEL, SIZES, OUT = "decoder.onnx", "sizes.json", "out"
+MODEL, STEP, OUT = "decoder.onnx", "step.json", "out"
+CONFIGS = Path(__file__).with_name("decoders.yaml")
 OPSET = 20
 STORED = 1 << 16  #: bytes of a weight from which on it is in a file of its own
 BLOCK = 1 << 22  #: random numbers that are drawn; larger weights repeat them, each from another place on
+READ = 1 << 32  #: bytes that are read to know the bandwidth
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The shapes of a decoder and of the step."""
+class Step:
+    """A call of a decoder: its configuration (a name or a file), layers (0: all), sequences, positions in the cache, new
+    tokens, and whether it is without embedding and LM head."""
 
-    layers: int = 4
-    hidden: int = 4096
-    heads: int = 32
-    key_heads: int = 8
-    depth: int = 128
-    intermediate: int = 14336
+    config: str = "llama-3-8b"
+    layers: int = 0
     batch: int = 1
     cached: int = 4096
+    tokens: int = 1
+    bare: bool = False
 
-    @property
-    def caches(self) -> list[str]:
-        """The names of the caches."""
-        return [f"{layer}.{part}" for layer in range(self.layers) for part in ("key", "value")]
+    def configuration(self) -> dict[str, Any]:
+        """The configuration as `transformers` takes it."""
+        path = Path(self.config)
+        told = json.loads(path.read_text()) if path.is_file() else yaml.safe_load(CONFIGS.read_text())[self.config]
+        return told | ({"num_hidden_layers": self.layers} if self.layers else {}) | {"use_cache": True}
 
 
 # ---- exporting -------------------------------------------------------------------------------------------------------
 
 
-def export(sizes: Sizes, folder: Path) -> Path:
-    """Write the graph of one step, its large weights named but not stored, and its sizes beside it."""
+def module(step: Step, device: str) -> tuple[Any, list[Any]]:
+    """The step as a module of torch on a device, with random fp16 weights, and its arguments: token ids or hidden states,
+    positions, the flat caches (key and value of each layer in turn; none where nothing is cached)."""
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
 
-    class Step(torch.nn.Module):
-        """Hidden states of one token and flat caches to hidden states and grown caches."""
+    told = step.configuration()
+    config = transformers.AutoConfig.for_model(told.pop("model_type"), **told)
+    config._attn_implementation = "sdpa"
+    with torch.device(device):
+        causal = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16).eval()
+    generator = torch.Generator(device).manual_seed(0)
+    for p in causal.parameters():  # all different: the exporter stores equal ones once
+        if p.ndim == 1:
+            p.data += 0.1 * torch.randn(p.shape, generator=generator, device=device).to(p.dtype)
+    model = causal.base_model if step.bare else causal
 
-        def __init__(self, model: Any) -> None:
+    class Call(torch.nn.Module):
+        """Token ids or hidden states of new tokens and flat caches to logits or hidden states and grown caches."""
+
+        def __init__(self) -> None:
             super().__init__()
             self.model = model
 
-        def forward(self, hidden: Any, position: Any, past: list[Any]) -> tuple[Any, ...]:
+        def forward(self, given: Any, position: Any, past: list[Any]) -> tuple[Any, ...]:
             """Keys and values of each layer in turn."""
             cache = transformers.DynamicCache(config=self.model.config)
             for layer in range(len(past) // 2):
                 cache.update(past[2 * layer], past[2 * layer + 1], layer)
-            out = self.model(inputs_embeds=hidden, position_ids=position, past_key_values=cache, use_cache=True)
-            return (out.last_hidden_state, *(t for x in out.past_key_values.layers for t in (x.keys, x.values)))
+            name = "inputs_embeds" if step.bare else "input_ids"
+            out = self.model(**{name: given}, position_ids=position, past_key_values=cache, use_cache=True)
+            grown = out.past_key_values.layers
+            return (out.last_hidden_state if step.bare else out.logits, *(t for x in grown for t in (x.keys, x.values)))
 
-    half = torch.float16
-    inputs = {
-        "hidden": torch.zeros(sizes.batch, 1, sizes.hidden, dtype=half),
-        "position": torch.full((sizes.batch, 1), sizes.cached),
-        "past": [
-            torch.zeros(sizes.batch, sizes.key_heads, sizes.cached, sizes.depth, dtype=half) for _ in sizes.caches
-        ],
-    }
+    half = {"dtype": torch.float16, "device": device}
+    first = (
+        torch.randn(step.batch, step.tokens, config.hidden_size, generator=generator, device=device).half()
+        if step.bare
+        else torch.randint(config.vocab_size, (step.batch, step.tokens), generator=generator, device=device)
+    )
+    position = torch.arange(step.cached, step.cached + step.tokens, device=device).repeat(step.batch, 1)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    shape = (step.batch, heads, step.cached, depth)
+    count = 2 * config.num_hidden_layers if step.cached else 0
+    return Call(), [first, position, [torch.randn(shape, generator=generator, **half) for _ in range(count)]]
+
+
+def export(step: Step, folder: Path) -> Path:
+    """Write the graph of a call, its large weights named but not stored, and what it is of beside it."""
+    import torch  # noqa: PLC0415
+
+    call, inputs = module(step, "cpu")
+    parts = [f"{layer}.{part}" for layer in range(call.model.config.num_hidden_layers) for part in ("key", "value")]
     with torch.no_grad():
         exported = torch.onnx.export(
-            Step(_llama(sizes, torch, transformers)),
-            (),
-            kwargs=inputs,
+            call,
+            tuple(inputs),
             opset_version=OPSET,
             dynamo=True,
             verbose=False,
-            input_names=["hidden", "position", *(f"past.{n}" for n in sizes.caches)],
-            output_names=["output", *(f"present.{n}" for n in sizes.caches)],
+            input_names=[
+                "hidden" if step.bare else "input_ids",
+                "position",
+                *(f"past.{n}" for n in parts if step.cached),
+            ],
+            output_names=["output", *(f"present.{n}" for n in parts)],
         )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SIZES).write_text(json.dumps(asdict(sizes)) + "\n")
+    (folder / STEP).write_text(json.dumps(asdict(step)) + "\n")
     return without_weights(exported.model_proto, folder / MODEL)
-
-
-def _llama(sizes: Sizes, torch: Any, transformers: Any) -> Any:
-    config = transformers.LlamaConfig(
-        vocab_size=8,  # the lookup is not part of the step
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.intermediate,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.key_heads,
-        head_dim=sizes.depth,
-        max_position_embeddings=2 * sizes.cached,
-        rope_theta=500000.0,
-        pad_token_id=None,
-    )
-    config._attn_implementation = "sdpa"
-    with torch.device("meta"):
-        model = transformers.LlamaModel(config)
-    model = model.half().to_empty(device="cpu").eval()
-    model.rotary_emb = type(model.rotary_emb)(config)
-    generator = torch.Generator().manual_seed(0)
-    for k, parameter in enumerate(model.parameters()):  # all different: the exporter stores equal ones once
-        if parameter.ndim == 1:
-            parameter.data.copy_(1 + 0.1 * torch.randn(parameter.shape, generator=generator))
-        else:
-            parameter.data.fill_(1 + k / 1024)
-    return model
 
 
 def without_weights(model: onnx.ModelProto, path: Path) -> Path:
@@ -198,7 +204,7 @@ def _draw(tensor: onnx.TensorProto, block: NDArray[np.float32], file: Any) -> in
 
 
 def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: float) -> dict[str, Any]:
-    """Time the original, the patched model and torch in turn; microseconds of one step."""
+    """Time the original, the patched model and torch in turn; microseconds of one call."""
     from mirage_cli.errors import MirageError  # noqa: PLC0415
     from mirage_cli.files.output import LIBRARY  # noqa: PLC0415
     from mirage_cli.measurement import timing  # noqa: PLC0415
@@ -206,7 +212,7 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
     from mirage_cli.optimization import story  # noqa: PLC0415
     from mirage_cli.options.options import Options  # noqa: PLC0415
 
-    sizes = Sizes(**json.loads((folder / SIZES).read_text()))
+    step = Step(**json.loads((folder / STEP).read_text()))
     out = folder / OUT
     kind = "cpu" if gpu is None else "cuda"
     if not out.exists():
@@ -215,14 +221,16 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
         )
         story.optimize(str(folder / MODEL), out, options)
     report = json.loads((out / "report.json").read_text())
-    inputs = step_inputs(sizes)
+    model = onnx.load(folder / MODEL, load_external_data=False)
+    inputs = drawn(model)
     replaced: Counter[str] = Counter()
     for f in report["fragments"]:
         replaced[f["name"]] += f["occurrences"] if f["status"] == "replaced" else 0
     result: dict[str, Any] = {
-        "sizes": asdict(sizes),
+        "step": asdict(step),
         "replaced": dict(replaced),
         "left": {f["name"]: f.get("reason", "") for f in report["fragments"] if f["status"] != "replaced"},
+        "read_bytes": read_bytes(model),
     }
     for graph in (True, False) if gpu is not None else (False,):  # without graphs where one of them cannot be captured
         place = Place(kind, gpu or 0)
@@ -235,7 +243,9 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
             continue
         calls = {"original": original.call, "mirage": patched.call}
         if gpu is not None:
-            calls |= torch_calls(sizes, gpu, compiled, graph)
+            result["floor_us"] = result["read_bytes"] / bandwidth(gpu) * 1e6
+            peers, result["peers_left"] = torch_calls(step, gpu, compiled, graph)
+            calls |= peers
         times = timing.paired(calls, timing.Effort(seconds=seconds))
         result["graph" if graph else "plain"] = {
             "relative_error": same.error,
@@ -247,102 +257,92 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
     return result
 
 
-def step_inputs(sizes: Sizes) -> dict[str, Any]:
-    """Random inputs of a step."""
+def drawn(model: onnx.ModelProto) -> dict[str, Any]:
+    """Random inputs of a call: positions follow what is cached, token ids lie within the vocabulary."""
     random = np.random.default_rng(1)
-    shape = (sizes.batch, sizes.key_heads, sizes.cached, sizes.depth)
-    return {
-        "hidden": random.standard_normal((sizes.batch, 1, sizes.hidden), np.float32).astype(np.float16),
-        "position": np.full((sizes.batch, 1), sizes.cached),
-        **{f"past.{n}": random.standard_normal(shape, np.float32).astype(np.float16) for n in sizes.caches},
-    }
+    shapes = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in model.graph.input}
+    cached = next((s[2] for n, s in shapes.items() if n.startswith("past.")), 0)
+    inputs: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        if name == "position":
+            inputs[name] = np.broadcast_to(cached + np.arange(shape[1]), shape).copy()
+        elif name == "input_ids":
+            table = {i.name: i.dims for i in model.graph.initializer}
+            lookup = next(n for n in model.graph.node if n.op_type == "Gather" and name in n.input)
+            inputs[name] = random.integers(table[lookup.input[0]][0], size=shape)
+        else:
+            inputs[name] = random.standard_normal(shape, np.float32).astype(np.float16)
+    return inputs
 
 
-def torch_calls(sizes: Sizes, gpu: int, compiled: str, graph: bool) -> dict[str, Callable[[], None]]:
-    """The same step in plain torch, as it is and compiled in mode `compiled`, as CUDA graphs where `graph` says so; each
-    call waits for its end. None without torch."""
+def read_bytes(model: onnx.ModelProto) -> int:
+    """Bytes that a call must read: caches, and the weights that are not only looked up in."""
+    looked_up = {n.input[0] for n in model.graph.node if n.op_type == "Gather"}
+    used = {i for n in model.graph.node for k, i in enumerate(n.input) if n.op_type != "Gather" or k}
+    size = 2 * sum(math.prod(t.dims) for t in model.graph.initializer if t.name in used or t.name not in looked_up)
+    pasts = (i for i in model.graph.input if i.name.startswith("past."))
+    return size + 2 * sum(math.prod(d.dim_value for d in i.type.tensor_type.shape.dim) for i in pasts)
+
+
+def bandwidth(gpu: int) -> float:
+    """Bytes a second at which torch's sum reads; infinite without torch."""
     try:
         import torch  # noqa: PLC0415
     except ImportError:
-        return {}
-    step = _torch_step(sizes, torch, torch.device("cuda", gpu))
-    kinds = {"torch": step}
+        return math.inf
+    big = torch.zeros(READ // 2, dtype=torch.float16, device=f"cuda:{gpu}")
+    best = math.inf
+    for _ in range(10):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        big.sum()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end))
+    return READ / best * 1e3
+
+
+def torch_calls(
+    step: Step, gpu: int, compiled: str, graph: bool
+) -> tuple[dict[str, Callable[[], None]], dict[str, str]]:
+    """The same module in torch, as it is and compiled in mode `compiled`, as CUDA graphs where `graph` says so; each call
+    waits for its end. What could not be made, with its error. None without torch."""
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError:
+        return {}, {}
+    made, inputs = module(step, f"cuda:{gpu}")
+    kinds = {"torch": made}
     if compiled:
-        kinds[f"torch.compile {compiled}"] = torch.compile(step, mode=compiled, fullgraph=True)
+        kinds[f"torch.compile {compiled}"] = torch.compile(made, mode=compiled)
+    calls, left = dict[str, Callable[[], None]](), dict[str, str]()
+    for name, kind in kinds.items():
+        try:
+            calls[name] = _waited(partial(kind, *inputs), gpu, graph)
+        except Exception as error:
+            left[name] = f"{type(error).__name__}: {error}"[:300]
+    return calls, left
 
-    def waited(call: Callable[[], Any]) -> Callable[[], None]:
-        def run() -> None:
-            call()
-            torch.cuda.synchronize(gpu)
 
-        return run
+def _waited(call: Callable[[], Any], gpu: int, graph: bool) -> Callable[[], None]:
+    import torch  # noqa: PLC0415
 
-    calls = {}
     with torch.no_grad():
-        for name, call in kinds.items():
-            for _ in range(3):
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize(gpu)
+        if graph:
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
                 call()
-            torch.cuda.synchronize(gpu)
-            if graph:
-                captured = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(captured):
-                    call()
-                call = captured.replay
-            calls[name] = waited(call)
-    return calls
+            call = captured.replay
 
+    def run() -> None:
+        with torch.no_grad():
+            call()
+        torch.cuda.synchronize(gpu)
 
-def _torch_step(sizes: Sizes, torch: Any, device: Any) -> Callable[[], Any]:
-    """One step of a decoder as transformers computes it, with weights, inputs and caches of its own."""
-    functional = torch.nn.functional
-    half = {"dtype": torch.float16, "device": device}
-    key_size, query_size = sizes.key_heads * sizes.depth, sizes.heads * sizes.depth
-    shapes = {
-        "q": (query_size, sizes.hidden),
-        "k": (key_size, sizes.hidden),
-        "v": (key_size, sizes.hidden),
-        "o": (sizes.hidden, query_size),
-        "gate": (sizes.intermediate, sizes.hidden),
-        "up": (sizes.intermediate, sizes.hidden),
-        "down": (sizes.hidden, sizes.intermediate),
-    }
-    layers = [{n: torch.randn(*s, **half) / s[1] ** 0.5 for n, s in shapes.items()} for _ in range(sizes.layers)]
-    gains = [torch.ones(sizes.hidden, **half) for _ in range(2 * sizes.layers + 1)]
-    past = [torch.randn(sizes.batch, sizes.key_heads, sizes.cached, sizes.depth, **half) for _ in sizes.caches]
-    given = torch.randn(sizes.batch, 1, sizes.hidden, **half)
-    position = torch.full((sizes.batch, 1), sizes.cached, device=device)
-    rates = 500000.0 ** -(torch.arange(0, sizes.depth, 2, device=device).float() / sizes.depth)
-
-    def norm(x: Any, gain: Any) -> Any:
-        wide = x.float()
-        return gain * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).half()
-
-    def heads(x: Any, count: int) -> Any:
-        return x.view(sizes.batch, 1, count, sizes.depth).transpose(1, 2)
-
-    def rotated(x: Any, cos: Any, sin: Any) -> Any:
-        first, second = x.chunk(2, -1)
-        return x * cos + torch.cat((-second, first), -1) * sin
-
-    def step(x: Any, past: list[Any], position: Any) -> Any:
-        angles = (position[..., None].float() * rates).repeat(1, 1, 2)[:, None]
-        cos, sin = angles.cos().half(), angles.sin().half()
-        grown = []
-        for n, w in enumerate(layers):
-            y = norm(x, gains[2 * n])
-            q = rotated(heads(functional.linear(y, w["q"]), sizes.heads), cos, sin)
-            k = rotated(heads(functional.linear(y, w["k"]), sizes.key_heads), cos, sin)
-            v = heads(functional.linear(y, w["v"]), sizes.key_heads)
-            k, v = torch.cat((past[2 * n], k), 2), torch.cat((past[2 * n + 1], v), 2)
-            grown += [k, v]
-            a = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-            x = x + functional.linear(a.transpose(1, 2).reshape(sizes.batch, 1, query_size), w["o"])
-            y = norm(x, gains[2 * n + 1])
-            y = functional.silu(functional.linear(y, w["gate"])) * functional.linear(y, w["up"])
-            x = x + functional.linear(y, w["down"])
-        return norm(x, gains[-1]), grown
-
-    return lambda: step(given, past, position)
+    return run
 
 
 def main() -> None:
@@ -350,8 +350,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("export", "fill", "measure"))
     parser.add_argument("folder", type=Path)
-    for f in fields(Sizes):
-        parser.add_argument(f"--{f.name.replace('_', '-')}", type=int, default=f.default, help="of the export")
+    for f in fields(Step):
+        kind = {"action": "store_true"} if f.type == "bool" else {"type": int if f.type == "int" else str}
+        parser.add_argument(f"--{f.name}", default=f.default, help="of the export", **kind)
     parser.add_argument("--gpu", type=int, help="the GPU to measure on; by default the CPU")
     parser.add_argument("--tune", action="store_true", help="let optimize measure its candidates on that GPU")
     parser.add_argument(
@@ -360,7 +361,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="to measure for")
     given = parser.parse_args()
     if given.command == "export":
-        print(export(Sizes(**{f.name: getattr(given, f.name) for f in fields(Sizes)}), given.folder))
+        print(export(Step(**{f.name: getattr(given, f.name) for f in fields(Step)}), given.folder))
     elif given.command == "fill":
         for path in (given.folder / MODEL, given.folder / OUT / "model.onnx"):
             if path.exists():
