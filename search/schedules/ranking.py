@@ -13,8 +13,8 @@ from types import MappingProxyType
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
+from mirage_cli.search.schedules.architectures import BLOCK, ENGINES
 from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, number
-from mirage_cli.search.schedules.engines import BLOCK, ENGINES
 from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import ModelMaker
 from mirage_cli.search.schedules.rows import RowsModel
