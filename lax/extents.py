@@ -66,6 +66,17 @@ def difference(total: Extent, part: Extent) -> int | None:
     return int(match[2]) if match is not None and symbol(match[1]) == part else None
 
 
+def less(total: Extent, number: int) -> Extent | None:
+    """The extent that has `number` fewer coordinates, of a number or of a symbol that is a sum; None where it has no name."""
+    if isinstance(total, int):
+        return total - number if total >= number else None
+    match = _SUM.fullmatch(total.names[0]) if total.factor == len(total.names) == 1 else None
+    if match is None:
+        return None
+    rest = int(match[2]) - number
+    return symbol(f"({match[1]}{rest:+d})" if rest else match[1])
+
+
 def value(e: Extent, symbols: Mapping[str, int]) -> int:
     """The number that `e` is under an assignment of its symbols.
 

@@ -114,6 +114,18 @@ class Facts:
             self._readers[v] = readers
         return self._readers[v]
 
+    def reaches(self, values: Iterable[int], ends: set[int]) -> bool:
+        """True if some value depends on one of `ends`; numbers of values go up along the way."""
+        todo, seen, least = list(values), set[int](), min(ends)
+        while todo:
+            v = todo.pop()
+            if v in ends:
+                return True
+            if v > least and v not in seen:
+                seen.add(v)
+                todo.extend(self.graph.inputs[v])
+        return False
+
     # --- concatenations -------------------------------------------------------------------------------------------------
     def unequal(self, v: int) -> bool:
         """True if a value is a concatenation of unequal parts."""

@@ -14,7 +14,7 @@ not. What is stored between fragments (the *ends*) follows from cost:
    read them; where only elementwise operators read a normalised value, where a value of more than positions is needed again
    after the fragments that it feeds (a residual stream), and where several read a costly one (sines of positions) or a long
    chain, it is stored. Of a concatenation of unequal parts (new keys behind a cache) the parts are stored; joining them is
-   left to others.
+   left to others, or to the first fragment that reads it (`joins.py`).
 4. Stored light values (results of the model among them) that are normalisations, or chains of several elementwise
    operators, are fragments themselves.
 5. Fragments that multiply the same few rows by weights (queries, keys and values) are one, with several results.
@@ -25,7 +25,6 @@ Whatever is left alone has a reason.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from mirage_cli.errors import InvalidGraph, Refused
@@ -33,8 +32,10 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.bounds.growth import growth
 from mirage_cli.lax.fragments.facts import Facts, costs
 from mirage_cli.lax.fragments.instantiate import instantiate
+from mirage_cli.lax.fragments.joins import joins
 from mirage_cli.lax.fragments.key import key
 from mirage_cli.lax.fragments.kinds import kind
+from mirage_cli.lax.fragments.lax_fragment import LaxFragment, LeftAlone, Partition
 from mirage_cli.lax.fragments.siblings import few_rows, siblings
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Program
@@ -46,42 +47,15 @@ LONG = 32  #: a shared light value of this many steps is stored rather than comp
 MAX_STEPS = 400  #: a fragment of more steps is left alone
 
 
-@dataclass(frozen=True, slots=True)
-class LaxFragment:
-    """A fragment: graph values that it reads and computes, and its program in normal form. `key` names equal ones; `growth` is
-    that of the values as the model has them."""
-
-    name: str
-    program: Program
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    steps: tuple[int, ...]
-    key: str
-    growth: float
-
-
-@dataclass(frozen=True, slots=True)
-class LeftAlone:
-    """A value that no fragment computes, and why."""
-
-    value: int
-    reason: str
-
-
-@dataclass(slots=True)
-class Partition:
-    """The fragments of a graph (in topological order) and what was left."""
-
-    fragments: list[LaxFragment] = field(default_factory=list)
-    left: list[LeftAlone] = field(default_factory=list)
-
-
-def partition(graph: g.Graph, names: Mapping[int, str], complete: bool = False) -> Partition:
+def partition(graph: g.Graph, names: Mapping[int, str], complete: bool = False, joining: bool = True) -> Partition:
     """The fragments of a graph. `names` gives the values that exist as tensors of the model: only these can be stored.
 
-    With `complete` every result is computed by fragments alone, as far as that is possible.
+    With `complete` every result is computed by fragments alone, as far as that is possible. Without `joining` there are no
+    kernels that join what they read.
     """
-    return _Partitioner(graph, names, complete).run()
+    partitioner = _Partitioner(graph, names, complete)
+    result = partitioner.run()
+    return store_joined(partitioner, result) if joining and not complete else result
 
 
 def whole_program(graph: g.Graph, names: Mapping[int, str]) -> Program:
@@ -89,6 +63,16 @@ def whole_program(graph: g.Graph, names: Mapping[int, str]) -> Program:
     outputs. Raises Refused when some operator or view is not expressible."""
     inputs = [v for v, step in enumerate(graph.steps) if isinstance(step, g.Input)]
     return canonical(instantiate(graph, graph.outputs, inputs, dict(names)))
+
+
+def store_joined(facts: Facts, result: Partition) -> Partition:
+    """The fragments that store concatenations of two tensors while they read them, each the first one that can."""
+    computed, fragments = {v for f in result.fragments for v in f.outputs}, list[LaxFragment]()
+    for f in result.fragments:
+        found = joins(facts, f.program, f.inputs, f.steps, computed)
+        fragments.append(f.storing(found) if found else f)
+        computed.update(fragments[-1].outputs)
+    return Partition(fragments, result.left)
 
 
 class _Partitioner(Facts):
@@ -447,9 +431,10 @@ class _Partitioner(Facts):
 
     # --- rule 4 and making fragments -----------------------------------------------------------------------------------------
     def worth_storing(self, v: int, boundary: Iterable[int] | None = None) -> bool:
-        """True if a stored light value is a fragment: a normalisation, or several elementwise operators."""
+        """True if a stored light value is a fragment: a normalisation, or several operators that are elementwise or join."""
         steps = [self.step(x) for x in self.graph.cone([v], self.boundary(v) if boundary is None else boundary)]
-        return any(isinstance(s, g.Reduce) for s in steps) or sum(isinstance(s, g.Map) for s in steps) >= CHAIN
+        operators = sum(isinstance(s, g.Map | g.Concat) for s in steps)
+        return any(isinstance(s, g.Reduce) for s in steps) or operators >= CHAIN
 
     def whole(self, end: int) -> LaxFragment:
         return self.make([end], self.boundary(end))

@@ -27,7 +27,7 @@ def siblings(facts: Facts, fragments: Iterable[tuple[int, tuple[int, ...], tuple
         if shared is None:
             continue
         for group in (own := groups.setdefault(shared, [])):
-            if len(group) < MOST_RESULTS and not _computed_from(facts, inputs, {ends[m] for m in group}):
+            if len(group) < MOST_RESULTS and not facts.reaches(inputs, {ends[m] for m in group}):
                 group.append(n)
                 break
         else:
@@ -52,16 +52,3 @@ def _multiplied(facts: Facts, steps: Iterable[int]) -> int | None:
     products = [v for v in steps if facts.is_contraction(v)]
     shared = {facts.base(i) for v in products for i in facts.graph.inputs[v] if not facts.of_weights[i]}
     return shared.pop() if len(shared) == 1 and all(few_rows(facts, v) for v in products) else None
-
-
-def _computed_from(facts: Facts, values: Iterable[int], ends: set[int]) -> bool:
-    """True if some value depends on one of `ends`; numbers of values go up along the way."""
-    todo, seen, least = list(values), set[int](), min(ends)
-    while todo:
-        v = todo.pop()
-        if v in ends:
-            return True
-        if v > least and v not in seen:
-            seen.add(v)
-            todo.extend(facts.graph.inputs[v])
-    return False

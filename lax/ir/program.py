@@ -22,6 +22,7 @@ from mirage_cli.lax.domains.domain import Array
 from mirage_cli.lax.dtypes import BY_NAME, DType, unpacked
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.evaluate import ArrayValues, broadcast_to, fit
+from mirage_cli.lax.ir.joints import Parts, parts_from_json
 from mirage_cli.lax.ir.numbers import number_from_json, number_to_json
 from mirage_cli.lax.ops import lookup
 
@@ -71,7 +72,7 @@ class Source:
     packed: bool = False
     unwritten: bool = False
     rounds: bool = False
-    parts: tuple[int, int] | None = None
+    parts: Parts | None = None
 
     @property
     def tensor_dims(self) -> tuple[Extent, ...]:
@@ -267,7 +268,7 @@ class Program:
         lines = ["axes " + " ".join(f"{a.name}={a.extent}" for a in self.axes)]
         for i in self.inputs:
             s = self.sources[i.source]
-            lines.append(f"{i.name} = read {s.dtype} #{i.source} [{', '.join(map(str, i.access))}]")
+            lines.append(f"{i.name} = read {s.dtype} #{i.source}{s.parts or ''} [{', '.join(map(str, i.access))}]")
         lines += [str_node(n) for n in self.nodes]
         lines += [f"output {o.value} {o.dtype} [{', '.join(map(str, o.access))}]" for o in self.outputs]
         return "\n".join(lines)
@@ -279,7 +280,7 @@ class Program:
             "sources": [
                 {"name": s.name, "dims": _dims(s.dims), "dtype": s.dtype.name, "constant": s.constant}
                 | {mark: True for mark in MARKS if getattr(s, mark)}
-                | ({"parts": list(s.parts)} if s.parts else {})
+                | ({"parts": s.parts.to_json()} if s.parts else {})
                 for s in self.sources
             ],
             "inputs": [{"name": i.name, "source": i.source, "access": _access(i.access)} for i in self.inputs],
@@ -301,6 +302,7 @@ class Program:
         data = self.to_json()
         for item in (*data["sources"], *data["outputs"]):
             item.pop("name")
+            item.get("parts", {}).pop("names", None)
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -377,7 +379,7 @@ def _program(data: Mapping[str, Any]) -> Program:
                 BY_NAME[s["dtype"]],
                 s["constant"],
                 **{mark: s.get(mark, False) for mark in MARKS},
-                parts=(s["parts"][0], s["parts"][1]) if "parts" in s else None,
+                parts=parts_from_json(s.get("parts")),
             )
             for s in data["sources"]
         ),

@@ -184,7 +184,13 @@ def _marks(p: Program) -> tuple[dict[str, str], dict[str, str]]:
     """
     axis = {a.name: _hash("axis", ex.to_json(a.extent), _roles(p, a.name)) for a in p.axes}
     source = {
-        k: _hash(s.dims, s.dtype, s.constant, *(m for m in ("unwritten", "rounds") if getattr(s, m)), *(s.parts or ()))
+        k: _hash(
+            s.dims,
+            s.dtype,
+            s.constant,
+            *(m for m in ("unwritten", "rounds") if getattr(s, m)),
+            *(s.parts.place if s.parts else ()),
+        )
         for k, s in enumerate(p.sources)
     }
     marks = _value_marks(p, source, axis)

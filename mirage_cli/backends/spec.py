@@ -31,11 +31,12 @@ class TensorSpec:
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """The place at which a symbol is found at run time: dimension `dim` of input `input`, divided by the rest of its
-    extent."""
+    extent; or that dimension and `more`."""
 
     symbol: str
     input: int
     dim: int
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +103,48 @@ class OperatorSpec:
         """One step for each symbol, in an order in which each needs only symbols that are already known.
 
         A dimension that is the symbol alone comes before a multiple of it, and that before a product with others:
-        the earlier cannot be ambiguous when an extent is 0. Raises Refused for a symbol that no input tells.
+        the earlier cannot be ambiguous when an extent is 0. A symbol that is a sum may be told by a dimension that it is
+        more than. Raises Refused for a symbol that no input tells.
         """
         steps: list[Recovery] = []
         known: set[str] = set() if self.room is None else {self.room.symbol}
         while len(known) < len(self.symbols):
-            candidates = [
-                (len(extent.names), extent.factor != 1, i, d, unknown[0])
-                for i, tensor in enumerate(self.inputs)
-                for d, extent in enumerate(tensor.dims)
-                if isinstance(extent, extents.Symbolic) and extent.factor > 0
-                if len(unknown := [n for n in extent.names if n not in known]) == 1
-            ]
-            if not candidates:
+            step = self._factor(known) or self._sum(known)
+            if step is None:
                 lost = ", ".join(s for s in self.symbols if s not in known)
                 shapes = "; ".join(map(str, self.inputs))
                 raise Refused(
                     f"{self.op_type}: the value of {lost} cannot be computed from the inputs' shapes ({shapes})"
                 )
-            *_, i, d, symbol = min(candidates)
-            steps.append(Recovery(symbol, i, d))
-            known.add(symbol)
+            steps.append(step)
+            known.add(step.symbol)
         return tuple(steps)
+
+    @property
+    def _places(self) -> list[tuple[int, int, Extent]]:
+        """Every dimension of the inputs."""
+        return [(i, d, extent) for i, tensor in enumerate(self.inputs) for d, extent in enumerate(tensor.dims)]
+
+    def _factor(self, known: Collection[str]) -> Recovery | None:
+        """The best place of a symbol that is a dimension, or a factor of one whose other factors are known."""
+        candidates = [
+            (len(extent.names), extent.factor != 1, i, d, unknown[0])
+            for i, d, extent in self._places
+            if isinstance(extent, extents.Symbolic) and extent.factor > 0
+            if len(unknown := [n for n in extent.names if n not in known]) == 1
+        ]
+        if not candidates:
+            return None
+        *_, i, d, symbol = min(candidates)
+        return Recovery(symbol, i, d)
+
+    def _sum(self, known: Collection[str]) -> Recovery | None:
+        """The first place of a dimension of which a symbol is the sum with a number."""
+        for symbol in (s for s in self.symbols if s not in known):
+            for i, d, extent in self._places:
+                if more := extents.difference(extents.symbol(symbol), extent):
+                    return Recovery(symbol, i, d, more)
+        return None
 
     def solve(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """The symbols' values for given input shapes; WrongTensor names the input that does not fit.
@@ -137,9 +158,12 @@ class OperatorSpec:
                 raise self._mismatch(i, shapes[i], {})
         values: dict[str, int] = {}
         for step in self.recoveries():
+            extent = shapes[step.input][step.dim]
+            if step.more:
+                values[step.symbol] = extent + step.more
+                continue
             rest = extents.quotient(self.inputs[step.input].dims[step.dim], extents.symbol(step.symbol))
             divisor = extents.value(rest, values) if rest is not None else 0
-            extent = shapes[step.input][step.dim]
             if divisor == 0 or extent % divisor:
                 raise self._mismatch(step.input, shapes[step.input], values)
             values[step.symbol] = extent // divisor

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mirage_cli.benchmark.program_peer import TorchProgram
 from mirage_cli.errors import CheckFailed, MirageError, ToolMissing
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.ir.parts import in_parts, input_count, joined
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.measurement import peers
 from mirage_cli.measurement.gpu import COLD, GpuTimer, Prepared, honest
@@ -76,14 +77,16 @@ class _Fragment:
             Sets(self.backend, tensor.dtype, [ex.value(d, symbols) for d in tensor.dims], self.sets)
             for tensor in self.spec.outputs
         ]
-        sources = self.inputs[: len(program.sources)]  # what only the original nodes read comes behind them
-        self.arguments = [[self.backend.tensor(tensor, k) for tensor in sources] for k in range(self.sets)]
+        taken = self.inputs[: input_count(program)]  # what only the original nodes read comes behind them
+        tensors = [[self.backend.tensor(tensor, k) for tensor in taken] for k in range(self.sets)]
+        self.program, self.arguments = program, [joined(program, own, self.backend.torch.cat) for own in tensors]
         self.function = TorchProgram(self.backend.torch, program, self.backend.device, symbols)
         self.exact = TorchProgram(self.backend.torch, program, self.backend.device, symbols, wide=True)
 
     def wanted(self, number: int) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
         """The results of torch's operators for a set, one after the other, and in float64."""
-        own, exact = (f(*self.arguments[number]) for f in (self.function, self.exact))
+        wholes = [self.arguments[number][k] for k in in_parts(self.program)]
+        own, exact = ((*f(*self.arguments[number]), *wholes) for f in (self.function, self.exact))
         return [
             (self.backend.host(a, numpy_type(t.dtype)), np.asarray(b.double().cpu().numpy()))
             for t, a, b in zip(self.spec.outputs, own, exact, strict=True)

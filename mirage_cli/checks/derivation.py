@@ -11,6 +11,7 @@ from mirage_cli.lax.fragments import symbols
 from mirage_cli.lax.fragments.instantiate import instantiate
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.parts import in_parts, parted
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.normal.canonical import canonical, order
 
@@ -31,6 +32,31 @@ def derived_program(imported: Imported, inputs: Sequence[str], outputs: Sequence
         if len(graph.steps) == len(imported.graph.steps):
             raise
         return _between(graph, {name: new[v] for name, v in known.items()}, inputs, outputs)
+
+
+def joined_as(imported: Imported, program: Program, other: Program, given: Sequence[str]) -> Program:
+    """The program with its sources in the parts that those of another one are in, where the model says that they are: `given`
+    are its names of the tensors that an operator takes. Raises InvalidGraph where it says something else."""
+    seconds = iter(given[len(other.sources) :])
+    joins = {}
+    for k in in_parts(other):
+        parts = other.sources[k].parts
+        assert parts is not None
+        joins[k] = replace(parts, names=(given[k], next(seconds)))
+    new = parted(program, joins)
+    check_joints(new, imported.graph, imported.values)
+    return new
+
+
+def check_joints(program: Program, graph: Graph, values: Mapping[str, int]) -> None:
+    """Raise InvalidGraph for a source in parts that a graph, whose tensors are `values`, does not make of them."""
+    for s in program.sources:
+        if s.parts is None:
+            continue
+        step, read = graph.steps[values[s.name]], [values.get(n) for n in s.parts.names]
+        same = isinstance(step, g.Concat) and step.dim == s.parts.dim and graph.inputs[values[s.name]] == tuple(read)
+        if not same or graph.dims(graph.inputs[values[s.name]][1])[s.parts.dim] != s.parts.second:
+            raise InvalidGraph(f"{s.name} is not {s.parts.names[1]} behind {s.parts.names[0]}")
 
 
 def named_as(program: Program, other: Program) -> Program:

@@ -48,6 +48,7 @@ from mirage_cli.files.output import LIBRARY
 from mirage_cli.files.staging import Scratch
 from mirage_cli.kernels.kernel import Kernel
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.ir.parts import apart
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.numerics import windows
 from mirage_cli.numerics.accuracy import DRAWS, Accuracy, rounded_figure
@@ -157,7 +158,8 @@ def too_large(program: Program, symbols: Mapping[str, int], most: float | None =
 class CheckJob:
     """Everything that a check needs, in a form that another process can take: the kernel's library and description,
     the original nodes as a model, its input names, weights by source number, values for tensors that only the
-    model reads. `given` are further inputs to check with, for all of the model's inputs in order."""
+    model reads. `given` are further inputs to check with, for all of the model's inputs in order. The model takes sources in
+    parts whole, and the kernel both parts."""
 
     program: Program
     spec: OperatorSpec
@@ -184,9 +186,14 @@ def run_job(job: CheckJob) -> FloatCheck | None:
     def called(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
         isolation.doing("the kernel ran")
         with sessions.unclean_memory():
-            return list(kernel.run([*arrays, *extra_arrays(job, symbols)]))
+            return list(kernel.run(kernel_inputs(job, arrays, symbols)))
 
     return judge(job.program, called, cases_of(job))
+
+
+def kernel_inputs(job: CheckJob, arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
+    """What the kernel takes where the program's sources are `arrays`."""
+    return [*apart(job.program, arrays), *extra_arrays(job, symbols)]
 
 
 def _elsewhere(job: CheckJob, library: bytes) -> Any:
@@ -224,8 +231,9 @@ def cases_of(job: CheckJob, original: Runner | None = None, parts: bool = False)
 
 def _given_inputs(job: CheckJob, arrays: Sequence[NDArray[Any]]) -> DrawnInputs:
     """The case of inputs that somebody gives."""
-    symbols = job.spec.solve([a.shape for a in arrays])
-    return DrawnInputs(GIVEN, tuple(arrays[: len(job.program.sources)]), symbols)
+    own = arrays[: len(job.program.sources)]
+    symbols = job.spec.solve([a.shape for a in (*apart(job.program, own), *arrays[len(own) :])])
+    return DrawnInputs(GIVEN, tuple(own), symbols)
 
 
 def exact_runner(program: Program) -> Runner:

@@ -19,9 +19,12 @@ SMALL, STEP = 3, 2  #: what symbols are where they differ: 3, 5, 7, ...
 
 
 def statement(imported: Imported, program: Program, key: str, confidence: int = CONFIDENCE) -> Statement:
-    """The proof for a program between tensors of a model, which its sources and outputs name."""
+    """The proof for a program between tensors of a model, which its sources and outputs name; sources in parts are what the
+    model makes of these."""
     try:
         stated = stated_program(imported, [s.name for s in program.sources], [o.name for o in program.outputs])
+        assert imported.stated is not None
+        derivation.check_joints(program, imported.stated, imported.stated_values)
         return prove_statement(
             stated, program, key, confidence, assignments((*stated.symbols, *program.symbols), imported.least)
         )

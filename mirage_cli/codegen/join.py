@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter
-from mirage_cli.codegen.terms.expressions import CPU_TYPES, CUDA_TYPES
+from mirage_cli.codegen.terms.expressions import CPU_TYPES, CUDA_TYPES, positions_in_parts, times
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
@@ -16,6 +16,7 @@ from mirage_cli.lax.ir.parts import Joint, joint
 from mirage_cli.lax.ir.program import Source
 from mirage_cli.search.schedules.target import Target
 
+KINDS = ("cpu", "cuda")  #: of targets with such a kernel
 THREADS = 256
 CHUNK = 16  #: bytes that a thread copies at once
 EACH = 4  #: chunks of a thread, so that several are on their way
@@ -31,27 +32,37 @@ class Joining:
 
     def text(self) -> str:
         """A line for each."""
-        return "\n".join(f"join {j.outer} times {j.first} + {j.second} positions of {j.inner}" for j in self.joints)
+        return "\n".join(
+            f"join {j.outer} times {j.whole} positions of {j.inner}, {j.second} apart" for j in self.joints
+        )
 
 
 def joining(sources: Sequence[Source], symbols: Sequence[str], target: Target, number: int) -> Kernel:
     """The kernel that stores `sources`, whose parts are its inputs one after the other. Raises Refused."""
     joints = tuple(j for s in sources if (j := joint(s)) is not None and isinstance(j.inner, int))
-    if len(joints) < len(sources) or target.kind not in ("cpu", "cuda"):
-        raise Refused(f"tensors in parts of an unknown number of positions, or on {target.kind}")
+    if len(joints) < len(sources) or target.kind not in KINDS:
+        raise Refused(f"tensors in parts whose positions have an unknown number of elements, or on {target.kind}")
     names = CUDA_TYPES | (CPU_TYPES if target.kind == "cpu" else {})
     types = [names[s.dtype.name] for s in sources]
     inputs, outputs = list[Parameter](), list[Parameter]()
     for n, type_ in enumerate(types):
         inputs += [Parameter(f"x{n}_{part}", type_, n, part=part) for part in (1, 2)]
         outputs.append(Parameter(f"y{n}", type_))
-    used = tuple(sorted({symbols.index(name) for j in joints for name in ex.names(j.outer)}))
+    used = tuple(sorted({symbols.index(name) for j in joints for e in (j.outer, j.whole) for name in ex.names(e)}))
     on_gpu = target.kind == "cuda"
     blocks = _blocks(joints, sources) if on_gpu else ROWS
     threads = THREADS if on_gpu else 1
     dependent = on_gpu and target.features.dependent_launch
     launch = Launch(tuple(inputs), tuple(outputs), used, (ir.lift(blocks),), threads, dependent=dependent)
     of = k.name("parameters")
+
+    def size(e: Extent) -> ir.Expression:
+        if isinstance(e, int):
+            return ir.lift(e)
+        return k.product(
+            [*([e.factor] if e.factor != 1 else []), *(of.member(f"s_{symbols.index(n)}") for n in e.names)]
+        )
+
     at: ir.Expression = k.name("block")
     if on_gpu:
         at = k.cast("int64_t", k.name("blockIdx").member("x")) * THREADS + k.name("threadIdx").member("x")
@@ -59,8 +70,8 @@ def joining(sources: Sequence[Source], symbols: Sequence[str], target: Target, n
         k.run(
             "join_chunks" if on_gpu else "join_rows",
             *(of.member(name) for name in (f"y{n}", f"x{n}_1", f"x{n}_2")),
-            _size(j.outer, symbols, of),
-            *(k.cast("int64_t", positions * _known(j.inner)) for positions in (j.first, j.second)),
+            k.cast("int64_t", size(j.outer)),
+            *(k.cast("int64_t", times(n, _known(j.inner))) for n in positions_in_parts(j, size)),
             k.cast("int64_t", at),
             k.cast("int64_t", blocks * threads),
         )
@@ -84,16 +95,9 @@ def joining(sources: Sequence[Source], symbols: Sequence[str], target: Target, n
 
 def _blocks(joints: Sequence[Joint], sources: Sequence[Source]) -> int:
     """Blocks of a GPU: each thread copies a few chunks of the largest tensor."""
-    bytes_ = [
-        ex.product([j.outer, j.first + j.second, j.inner, s.dtype.bytes]) for j, s in zip(joints, sources, strict=True)
-    ]
+    bytes_ = [ex.product([j.outer, j.whole, j.inner, s.dtype.bytes]) for j, s in zip(joints, sources, strict=True)]
     known = [-(-b // (CHUNK * EACH * THREADS)) for b in bytes_ if isinstance(b, int)]
     return max(1, min(MOST_BLOCKS, max(known))) if len(known) == len(bytes_) else MOST_BLOCKS
-
-
-def _size(e: Extent, symbols: Sequence[str], of: ir.Expression) -> ir.Expression:
-    factors = [] if isinstance(e, int) else [of.member(f"s_{symbols.index(n)}") for n in e.names]
-    return k.cast("int64_t", k.product([e if isinstance(e, int) else e.factor, *factors]))
 
 
 def _known(e: Extent) -> int:

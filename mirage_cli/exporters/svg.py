@@ -46,7 +46,10 @@ def drawing(graph: KernelGraph, program: Program) -> str:
 # --- kernel level -------------------------------------------------------------------------------------------------------
 def _kernel_graph(graph: KernelGraph, program: Program) -> Figure:
     """Tensors and kernels."""
-    labels = [(s.name, f"{s.dtype}{_dims(s.dims)}", "weight" if s.constant else "input") for s in program.sources]
+    labels = [
+        (s.name, f"{s.dtype}{_dims(s.dims)}{', of parts' if s.parts else ''}", "weight" if s.constant else "input")
+        for s in program.sources
+    ]
     labels += [
         (output.name or output.value, f"{output.dtype}{_dims(output.dims)}", "output") for output in program.outputs
     ]

@@ -31,7 +31,9 @@ class Branch:
 
 def mugraph(graph: KernelGraph, program: Program, title: str = "kernel graph") -> Branch:
     """The tree of a muGraph that computes `program`; the names of its tensors are visible and short."""
-    names = [f"{short(s.name, NAME)} {s.dtype}{_dims(s.dims)}" for s in program.sources]
+    names = [
+        f"{short(s.name, NAME)} {s.dtype}{_dims(s.dims)}{', of parts' if s.parts else ''}" for s in program.sources
+    ]
     names += [f"{short(o.name or o.value, NAME)} {o.dtype}{_dims(o.dims)}" for o in program.outputs]
     names += [f"intermediate {n}" for n in range(len(names), graph.tensors)]
     return Branch(title, KERNEL, tuple(_kernel(n, k, names) for n, k in enumerate(graph.kernels)))

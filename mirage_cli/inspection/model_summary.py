@@ -14,7 +14,8 @@ from mirage_cli.exporters import text, wording
 from mirage_cli.exporters.drawing.labels import counted, paragraph, percent, short, table
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.fragments.fragment import LaxFragment, partition
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.fragments.lax_fragment import LaxFragment
 from mirage_cli.optimization import assembly, coverage, pipeline, reading
 from mirage_cli.optimization import task as works
 from mirage_cli.options.options import Options

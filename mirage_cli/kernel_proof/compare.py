@@ -17,7 +17,7 @@ from mirage_cli.kernel_proof.run import Choice, Run, Source, all_blocks
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Axes, Float64
 from mirage_cli.lax.domains.field import PRIMES, Residue, Residues
-from mirage_cli.lax.ir.parts import given, in_parts
+from mirage_cli.lax.ir.parts import apart, in_parts
 from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.search.mugraph.hidden import compared_integers
 from mirage_cli.search.mugraph.mugraph import KernelGraph
@@ -191,7 +191,8 @@ class Point:
 
     def _called(self, run: Run) -> list[Global]:
         sizes = [w.shape[1] for w in self.wanted]
-        return run.call(given(self.program, self.arrays), sizes, [self.symbols[n] for n in self.program.symbols])
+        arrays = apart(self.program, self.arrays, self.symbols, lead=1)
+        return run.call(arrays, sizes, [self.symbols[n] for n in self.program.symbols])
 
 
 def point(

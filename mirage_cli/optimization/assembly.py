@@ -24,7 +24,8 @@ from mirage_cli.files.datafile import Piece
 from mirage_cli.files.output import MARK, MODEL, MUGRAPHS, PAGE, SCRIPT, claimed, digests, renewed, write_text
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.fragments.fragment import Partition
+from mirage_cli.lax.fragments.lax_fragment import Partition
+from mirage_cli.lax.ir.parts import input_sources
 from mirage_cli.optimization import coverage
 from mirage_cli.optimization import fragment_report as fragment_details
 from mirage_cli.optimization.task import Work
@@ -233,8 +234,8 @@ def fragment_report(
         len(w.occurrences),
         [o.region.node_names for o in w.occurrences],
         {
-            "inputs": [f"{s.dtype}[{', '.join(map(str, s.dims))}]" for s in p.sources],
-            "outputs": [f"{o.dtype}[{', '.join(map(str, o.dims))}]" for o in p.outputs],
+            "inputs": [f"{s.dtype}[{', '.join(map(str, s.dims))}]" for s in input_sources(p)],
+            "outputs": [f"{o.dtype}[{', '.join(map(str, o.dims))}]" for o in w.outputs],
             "ops": len([n for n in p.nodes if n.op != "const"]),
             "axes": {a.name: ex.to_json(a.extent) for a in p.axes},
             "text": str(p).splitlines(),

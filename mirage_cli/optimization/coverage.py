@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.fragments.fragment import CHAIN, Partition
+from mirage_cli.lax.fragments.fragment import CHAIN
+from mirage_cli.lax.fragments.lax_fragment import Partition
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.report.forms import Unchanged
 from mirage_cli.search.schedules.cost import number

@@ -27,6 +27,7 @@ from mirage_cli.frontends.imported import Imported
 from mirage_cli.frontends.onnx.external import DataFiles
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.ir.parts import input_count
 from mirage_cli.lax.ir.program import Source
 from mirage_cli.numerics import edges
 from mirage_cli.optimization.task import Work
@@ -151,7 +152,7 @@ def from_work(imported: Imported, work: Work, symbols: Mapping[str, int]) -> Fra
         if all(n in weights for n in names):
             constants[i] = tuple(imported.constant(n) for n in dict.fromkeys(names))
     shapes = tuple(tuple(ex.value(d, symbols) for d in t.dims) for t in spec.inputs)
-    sources = len(work.program.sources)
+    sources = input_count(work.program)
     given = {
         i: np.zeros(shapes[i], sessions.numpy_type(t.dtype))
         for i, t in enumerate(spec.inputs)

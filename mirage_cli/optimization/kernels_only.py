@@ -13,7 +13,7 @@ from mirage_cli.files.output import write_text
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.kernels.call_order import FILE, Step, Steps
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.fragments.fragment import Partition
+from mirage_cli.lax.fragments.lax_fragment import Partition
 from mirage_cli.optimization import coverage
 from mirage_cli.optimization.task import Work, spec_of, tensor_names
 

@@ -14,13 +14,15 @@ from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.checks import given_tensors, stated_program
 from mirage_cli.checks.kernel_check import CHECK, CheckJob, FloatCheck, Limits, symbol_values, too_large
+from mirage_cli.codegen import join
 from mirage_cli.codegen.requests.passes import without
 from mirage_cli.farm import offers
 from mirage_cli.files.datafile import Piece
 from mirage_cli.files.output import MODEL
 from mirage_cli.files.result_store import Kept
 from mirage_cli.frontends.imported import Imported
-from mirage_cli.lax.fragments.fragment import Partition, partition
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.fragments.lax_fragment import Partition
 from mirage_cli.machine import devices
 from mirage_cli.measurement.contestant import Place
 from mirage_cli.measurement.timing import Effort
@@ -113,7 +115,8 @@ class Run:
             self.imported.notes.extend(environment.unasked(self.options, self.tools))
             self.progress.step(self.model)
         with self.clock.measure("partition"):
-            self.parts = partition(self.imported.graph, works.tensor_names(self.imported), bool(self.complete))
+            joining = environment.targets(self.options, self.tools).keys() <= {*join.KINDS}
+            self.parts = partition(self.imported.graph, works.tensor_names(self.imported), bool(self.complete), joining)
             self.work = works.group_fragments(
                 self.parts.fragments, self.imported, lambda names: selected(names, self.options)
             )
@@ -295,7 +298,8 @@ class Run:
         """The tensors that the fragments read where the model is given inputs; None without these."""
         if self.inputs is None or self.imported.original is None:
             return None
-        names = [v.name or "" for w in self.chosen for v in w.occurrences[0].region.inputs]
+        regions = [w.occurrences[0].region for w in self.chosen]
+        names = [v.name or "" for r in regions for v in (*r.inputs, *r.outputs)]
         return given_tensors.tensors_of(self.imported.original, self.inputs, names, self.options.max_memory)
 
     def _identity(self) -> list[object]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, TensorSpec
 from mirage_cli.checks.kernel_check import CheckJob, FloatCheck, Limits
+from mirage_cli.checks.whole_inputs import with_wholes
 from mirage_cli.codegen import cache_rows
 from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.errors import InvalidGraph, Refused
@@ -21,8 +23,9 @@ from mirage_cli.exporters.drawing.labels import microseconds
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F16, from_numpy
-from mirage_cli.lax.fragments.fragment import LaxFragment
+from mirage_cli.lax.fragments.lax_fragment import LaxFragment
 from mirage_cli.lax.ir import graph as g
+from mirage_cli.lax.ir import parts
 from mirage_cli.lax.ir.program import Program, Source
 from mirage_cli.patching import patch
 from mirage_cli.patching.grown_caches import grown_tensors
@@ -54,7 +57,7 @@ def regions_of(imported: Imported) -> Regions:
 
 def region_of(regions: Regions, fragment: LaxFragment) -> Region:
     """The original nodes of a fragment."""
-    return regions.of([s.name for s in fragment.program.sources], [o.name for o in fragment.program.outputs])
+    return regions.of(parts.input_names(fragment.program), parts.output_names(fragment.program))
 
 
 def spec_of(value: ir.Value, imported: Imported) -> TensorSpec:
@@ -225,17 +228,17 @@ class Work:
     def check_job(self, imported: Imported, library: Path, seed: int, limits: Limits) -> CheckJob:
         """The float check of this fragment's CPU kernel. Raises InvalidGraph for an original that is no model."""
         first = self.occurrences[0]
-        model = patch.model_of(imported.model, first.region, self.op_type)
-        names = tuple(v.name or "" for v in first.region.inputs)
-        count = len(self.program.sources)
+        proto: onnx.ModelProto = ir.to_proto(patch.model_of(imported.model, first.region, self.op_type))
+        own, constants = first.fragment.program, self.constants(imported)
+        names = with_wholes(proto, own, [own.sources[k].name for k in parts.in_parts(own)])
+        count = len(own.sources)
         extra = [
             imported.constant(name) if name in imported.model.graph.initializers else t
-            for name, t in zip(names[count:], self.inputs[count:], strict=True)
+            for name, t in zip(names[count:], self.inputs[parts.input_count(own) :], strict=True)
         ]
-        proto, constants = ir.to_proto(model), self.constants(imported)
         sessions.hold(proto, {names[k]: w for k, w in constants.items()})
-        own = proto.SerializeToString()
-        return CheckJob(self.program, self.spec(), library, own, names, constants, tuple(extra), seed, limits)
+        model = proto.SerializeToString()
+        return CheckJob(self.program, self.spec(), library, model, names, constants, tuple(extra), seed, limits)
 
     def checked(self, outcome: FloatCheck | Lost | None) -> None:
         """Take the outcome of the float check: a kernel less accurate than the rule allows fails the fragment."""
@@ -303,14 +306,14 @@ def group_fragments(
         region = region_of(regions, fragment)
         if not wanted(region.node_names):
             continue
-        dims = {s.name: s.tensor_dims for s in fragment.program.sources} | {
-            o.name: o.dims for o in fragment.program.outputs
-        }
+        own = fragment.program
+        dims = {s.name: s.tensor_dims for s in (*own.sources, *parts.input_sources(own))}
+        dims |= {o.name: o.dims for o in own.outputs}
         # a product of symbols may be one symbol in the program
         specs_of_both = [[spec_of(v, imported) for v in values] for values in (region.inputs, region.outputs)]
         inputs, outputs = (tuple(replace(t, dims=dims.get(t.name, t.dims)) for t in specs) for specs in specs_of_both)
         shapes = [[(t.dtype.name, t.dims) for t in tensors] for tensors in (inputs, outputs)]
-        known, signature = kinds.setdefault(fragment.key, []), f"{fragment.program.key()} {shapes} {region.signature()}"
+        known, signature = kinds.setdefault(fragment.key, []), f"{own.key()} {shapes} {region.signature()}"
         if signature not in known:
             known.append(signature)
         number = known.index(signature)

@@ -17,6 +17,7 @@ from mirage_cli.checks import kernel_check as checks
 from mirage_cli.checks.kernel_check import Case, CheckJob, FloatCheck, Runner
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import from_numpy
+from mirage_cli.lax.ir.parts import input_count, input_sources, joined
 from mirage_cli.measurement import gpu_backends
 from mirage_cli.measurement.gpu import GpuTimer, sets_for
 from mirage_cli.measurement.gpu_entry import Entry, Sets
@@ -68,14 +69,14 @@ class Measured:
             sets = [Sets(self.backend, t.dtype, shape, self.sets) for t, shape in tensors]
             self.inputs, self.outputs = sets[: len(spec.inputs)], sets[len(spec.inputs) :]
             self._draw(given)
-            arrays = [t.get(0) for t in self.inputs[: len(given.program.sources)]]
+            arrays = joined(given.program, [t.get(0) for t in self.inputs[: input_count(given.program)]])
             self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
         self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original, QUICK_WORK)
         self._cases: list[Case | str] | None = None
 
     def _draw(self, given: CheckJob) -> None:
         """Draw the inputs of every set."""
-        random, sources = np.random.default_rng(given.seed), given.program.sources
+        random, sources = np.random.default_rng(given.seed), input_sources(given.program)
         extra = checks.extra_arrays(given, self.job.symbols)
         for k, tensor in enumerate(self.inputs):
             constant = given.constants.get(k) if k < len(sources) else extra[k - len(sources)]
@@ -142,7 +143,7 @@ class Measured:
             weights = {id(a): self._uploaded(a) for a in self.job.check.constants.values()}
 
         def run(arrays: Sequence[Array], symbols: Mapping[str, int]) -> list[Array]:
-            given = [*arrays, *checks.extra_arrays(self.job.check, symbols)]
+            given = checks.kernel_inputs(self.job.check, arrays, symbols)
             with turn(self.job.device, alone=False):
                 return called(given, symbols)
 

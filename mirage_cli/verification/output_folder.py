@@ -16,6 +16,7 @@ from mirage_cli import frontends
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec, operator_spec
 from mirage_cli.checks import derivation
 from mirage_cli.checks.kernel_check import CheckJob, Extra, Limits
+from mirage_cli.checks.whole_inputs import with_wholes
 from mirage_cli.codegen import cache_rows
 from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.errors import InvalidGraph, MirageError, UsageError
@@ -25,6 +26,7 @@ from mirage_cli.frontends.onnx import protobuf
 from mirage_cli.frontends.onnx.external import DataFiles
 from mirage_cli.frontends.onnx.parts import cached_attention
 from mirage_cli.lax.dtypes import U8
+from mirage_cli.lax.ir.parts import in_parts, input_count, input_sources, output_names
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.options import dims
 from mirage_cli.patching import graph_message, patch
@@ -56,9 +58,13 @@ class Fragment:
         """The numbers of the inputs that no kernel writes, and that are no weights."""
         return self.stored.program.early - self.stored.program.constants
 
-    def sources(self, node: onnx.NodeProto) -> list[str]:
-        """The tensors that the kernel reads at one place."""
-        return list(node.input[: len(self.stored.program.sources)])
+    def program(self, model: Imported, node: onnx.NodeProto) -> Program:
+        """The program that a model states at one place. Raises InvalidGraph or Refused where it states none."""
+        own, names = self.stored.program, list(node.input)
+        wholes = iter(node.output[len(own.outputs) :])
+        sources = [next(wholes) if s.parts else n for s, n in zip(own.sources, names, strict=False)]
+        program = derivation.derived_program(model, sources, node.output[: len(own.outputs)])
+        return derivation.joined_as(model, program, own, names)
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -126,10 +132,10 @@ def read_fragment(folder: Path, identifier: str, op_type: str, places: list[onnx
         raise InvalidGraph(f"it is of operator {spec.op_type}, id {stored.id}, and not of {op_type}")
     if not stored.targets:
         raise InvalidGraph("it has no muGraph")
-    count = len(stored.program.sources)
-    described = [(t.dtype, t.dims) for t in spec.inputs[:count] + spec.outputs]
-    wanted = [(U8 if s.packed else s.dtype, s.tensor_dims) for s in stored.program.sources]
-    wanted += [(o.dtype, o.dims) for o in stored.program.outputs]
+    own = stored.program
+    described = [(t.dtype, t.dims) for t in spec.inputs[: input_count(own)] + spec.outputs]
+    wanted = [(U8 if s.packed else s.dtype, s.tensor_dims) for s in input_sources(own)]
+    wanted += [(o.dtype, o.dims) for o in own.outputs] + [(s.dtype, s.dims) for s in own.sources if s.parts]
     if described != wanted:
         raise InvalidGraph("the tensors of its operator are not those of its program")
     for n in places:
@@ -181,17 +187,18 @@ def check_job(
     stored = graph_message.stored_tensors(model.graph)
     files = DataFiles(str(folder / MODEL), hashed=False)
     weights = {k: files.array(stored[n]) for k, n in enumerate(node.input) if n in stored}
-    count = len(program.sources)
+    count = input_count(program)
     extra: list[Extra] = [weights[k] if k in weights else f.spec.inputs[k] for k in range(count, len(node.input))]
-    names = tuple(f"in{k}" for k in range(len(node.input)))
     constants = {k: w for k, w in weights.items() if k < count}
-    proto = _fragment_model(f, model, names, [o.name for o in program.outputs])
+    wholes = [f"whole{k}" for k in in_parts(program)]
+    proto = _fragment_model(f, model, [f"in{k}" for k in range(len(node.input))], output_names(program))
+    names = with_wholes(proto, program, wholes)
     sessions.hold(proto, {names[k]: w for k, w in constants.items()})
     return CheckJob(program, f.spec, library, proto.SerializeToString(), names, constants, tuple(extra), seed, limits)
 
 
 def _fragment_model(
-    f: Fragment, model: onnx.ModelProto, inputs: tuple[str, ...], outputs: list[str]
+    f: Fragment, model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]
 ) -> onnx.ModelProto:
     """One call of the operator, with its function."""
 
@@ -226,7 +233,7 @@ def against_original(f: Fragment, original: Imported) -> str:
     """Why the original model states another program at some place, or nothing."""
     for n in f.nodes:
         try:
-            program = derivation.derived_program(original, f.sources(n), n.output)
+            program = f.program(original, n)
         except MirageError as error:
             return f"the original model states no such program at node {n.name}: {error}"
         if program.key() != f.stored.program.key():

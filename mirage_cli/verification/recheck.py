@@ -173,7 +173,7 @@ class Recheck:
                 model.graph.declare_unwritten(promised)
         for f in self.fragments:
             try:
-                programs = [derivation.derived_program(imported, f.sources(n), n.output) for n in f.nodes]
+                programs = [f.program(imported, n) for n in f.nodes]
             except MirageError as error:
                 self.result.add("function", f.op_type, f"the function states no such program: {error}")
                 continue

@@ -15,7 +15,10 @@ from mirage_cli.search.schedules.target import Target
 
 
 class Model(ABC):
-    """A block graph on a target, for one engine, where symbols have certain sizes."""
+    """A block graph on a target, for one engine, where symbols have certain sizes; `stores` says whether its kernels store
+    sources in parts while they read them."""
+
+    stores = False
 
     @abstractmethod
     def schedules(self) -> Iterable[Schedule]:

@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 from mirage_cli.lax.ir.program import Node, Program
 from mirage_cli.lax.ops import OPS
-from mirage_cli.search.schedules.cost import bytes_once, number
+from mirage_cli.search.schedules.cost import bytes_in_parts, bytes_once, number
 from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.target import Target
 
@@ -193,8 +193,9 @@ class _Original:
 
     # --- GPUs ---------------------------------------------------------------------------------------------------------
     def on_gpu(self) -> float:
-        """Microseconds on a GPU, where each node reads and writes its tensors, but for launches."""
-        return 1e6 * sum(map(self.node, self.nodes))
+        """Microseconds on a GPU, where each node reads and writes its tensors and parts are joined, but for launches."""
+        joined = 2 * bytes_in_parts(self.program, self.sizes) / self.target.bandwidth
+        return 1e6 * (sum(map(self.node, self.nodes)) + joined)
 
     def fused(self) -> float:
         """Microseconds on a GPU of a kernel that a library has for all nodes, but for launches: each source is read once."""

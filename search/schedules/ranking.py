@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
-from mirage_cli.search.schedules.architectures import BLOCK, ENGINES
-from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, number
+from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, join_us, number
+from mirage_cli.search.schedules.engines import BLOCK, ENGINES
 from mirage_cli.search.schedules.fitted import Strip
-from mirage_cli.search.schedules.model import ModelMaker
+from mirage_cli.search.schedules.model import Model, ModelMaker
 from mirage_cli.search.schedules.rows import RowsModel
 from mirage_cli.search.schedules.schedule import Schedule, block_count, block_shape, launches
 from mirage_cli.search.schedules.strip import resident, units_for
@@ -69,9 +69,19 @@ def engine_ranked(
         model = maker(program, graph, target, sizes)
         both = program.symbols and not alone
         small = maker(program, graph, target, dict.fromkeys(program.symbols, SMALL)) if both else None
-        return model.ranked(count, small)
+        joining = joining_us(model, program, target, sizes)
+        return [_longer(r, joining) for r in model.ranked(count, small)] if joining else model.ranked(count, small)
     except Refused:
         return []
+
+
+def joining_us(model: Model, program: Program, target: Target, sizes: Mapping[str, int]) -> float:
+    """Microseconds of joining a kernel's sources in parts in front of it; 0 where it stores them itself."""
+    return 0.0 if model.stores else join_us(program, target, sizes)
+
+
+def _longer(r: Ranked, us: float) -> Ranked:
+    return replace(r, prediction=replace(r.prediction, us=r.prediction.us + us), score=r.score + us)
 
 
 def total_us(graph: KernelGraph, schedules: Sequence[Schedule], target: Target, sizes: Mapping[str, int]) -> float:
@@ -93,7 +103,9 @@ class Beside:
 
 def beside(kernel: CustomKernel, s: Schedule, target: Target, sizes: Mapping[str, int]) -> Beside:
     """A kernel with a schedule at some sizes. Raises Refused."""
-    prediction = MODELS[s.engine](kernel.program, kernel.block, target, sizes).predict(s)
+    model = MODELS[s.engine](kernel.program, kernel.block, target, sizes)
+    prediction, joining = model.predict(s), joining_us(model, kernel.program, target, sizes)
+    prediction = replace(prediction, us=prediction.us + joining)
     extents = {a.name: number(a.extent, sizes) for a in kernel.program.axes}
     _, cluster = block_shape(kernel, s) or (0, 1)
     return Beside(prediction, block_count(kernel.block, s, extents), 32 * s.warps, cluster)

@@ -447,6 +447,7 @@ class StripModel(Model):
             raise Refused(f"{target.name} has no matrix instructions of warps")
         self.p, self.g, self.t, self.sizes = program, graph, target, sizes
         self.roles = roles(program, graph)
+        self.stores = not self.roles.limits  # a mask leaves tiles out
         self.floor, self.once = floor_us(program, target, sizes), bytes_once(program, sizes)
 
     def schedules(self) -> Iterator[Schedule]:

@@ -21,7 +21,6 @@ CHANGEABLE = (
     "units",
     "bandwidth",
     "flops",
-    "split",
     "special",
     "launch_us",
     "kernel_us",

@@ -22,7 +22,8 @@ from mirage_cli.checks import stated_program
 from mirage_cli.frontends import Imported
 from mirage_cli.frontends.onnx.front_end import from_proto
 from mirage_cli.lax.domains.domain import Float64
-from mirage_cli.lax.fragments.fragment import LaxFragment, partition
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.fragments.lax_fragment import LaxFragment
 from mirage_cli.lax.ir.program import evaluate_program
 from mirage_cli.optimization.task import tensor_names
 from mirage_cli.truth import evaluate

@@ -16,7 +16,8 @@ from mirage_cli import frontends
 from mirage_cli.checks import stated_program
 from mirage_cli.frontends import Imported
 from mirage_cli.frontends.onnx.front_end import from_proto
-from mirage_cli.lax.fragments.fragment import LaxFragment, partition
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.fragments.lax_fragment import LaxFragment
 from mirage_cli.optimization.task import tensor_names
 from mirage_cli.python import api
 from mirage_cli.search.proof.verify import verify

@@ -28,8 +28,7 @@ from mirage_cli.kernel_proof.run import Run, Source
 from mirage_cli.lax import extents
 from mirage_cli.lax.domains.domain import Array, Axes, Float64, Number
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.ir.parts import given as parts_given
-from mirage_cli.lax.ir.parts import in_parts
+from mirage_cli.lax.ir.parts import apart, in_parts
 from mirage_cli.lax.ir.program import Output, Program, evaluate_program
 from mirage_cli.lax.ir.program import Source as Tensor
 from mirage_cli.numerics.accuracy import compare
@@ -294,7 +293,7 @@ def call(
     """The outputs of a kernel, or what its process said before it ended, at the latest after some `seconds`. `before` is a
     command that takes the process's own."""
     values = [case.symbols[s] for s in case.program.symbols]
-    flat = parts_given(case.program, [np.ascontiguousarray(a).reshape(1, -1) for a in arrays])
+    flat = apart(case.program, [np.ascontiguousarray(a).reshape(1, -1) for a in arrays], case.symbols, lead=1)
     sizes = [a.nbytes for a in flat]
     wholes = [case.program.sources[k] for k in in_parts(case.program)]
     outputs = [(o, _shape(o, case)) for o in (*case.program.outputs, *wholes)]

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 import mirage_cli as mi
 from mirage_cli import frontends
 from mirage_cli.frontends.imported import Imported
-from mirage_cli.lax.fragments.fragment import Partition, partition
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.fragments.lax_fragment import Partition
 from mirage_cli.optimization import coverage
 from mirage_cli.optimization import task as works
 from mirage_cli.optimization.task import Work

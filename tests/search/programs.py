@@ -12,7 +12,8 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Float64
 from mirage_cli.lax.domains.field import Residues
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.fragments.fragment import LaxFragment, partition
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.fragments.lax_fragment import LaxFragment
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program, evaluate_program

@@ -3,18 +3,18 @@ what has arrived in shared memory is stored from there, by the first of the bloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mirage_cli.codegen.requests.request import Parameter
 from mirage_cli.codegen.strip.merge import StripMerge
 from mirage_cli.codegen.strip.values import OperandTile
+from mirage_cli.codegen.terms.expressions import positions_in_parts, times
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import count
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
-from mirage_cli.lax.ir.parts import joint, slot_of
-from mirage_cli.lax.ir.program import Input, Slot
+from mirage_cli.lax.ir.parts import Joint, joint, slot_of
+from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY
 
 CHUNK = 16  #: bytes that are copied at once
@@ -22,14 +22,17 @@ CHUNK = 16  #: bytes that are copied at once
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A source that is stored whole: its read, its tile, the axis along which it is joined, the accesses of both parts, and
-    where the second one begins along the axis."""
+    """A source that is stored whole: its read, its tile, where it is joined, and the slot that walks this dimension."""
 
     input: Input
     tile: OperandTile
-    axis: str
-    parts: tuple[tuple[Slot, ...], tuple[Slot, ...]]
-    second: int
+    joint: Joint
+    slot: int
+
+    @property
+    def axis(self) -> str:
+        """The axis along which it is joined."""
+        return self.input.access[self.slot].axis or ""
 
 
 class StripParts(StripMerge):
@@ -62,12 +65,7 @@ class StripParts(StripMerge):
         shown = bool(self.limits) or t.name in self.guards
         if not (walked and axis and alone and whole_rows and aligned) or axis in inner or shown or t.value in elsewhere:
             return None
-        first, second = (
-            tuple(replace(s, extent=n) if k == number else s for k, s in enumerate(i.access))
-            for n in (at.first, at.second)
-        )
-        second = (*second[:number], replace(second[number], offset=-at.first), *second[number + 1 :])
-        return Whole(i, t, axis, (first, second), at.first)
+        return Whole(i, t, at, number)
 
     def inputs(self) -> tuple[Parameter, ...]:
         """The tensors that it reads: of what it stores both parts."""
@@ -88,11 +86,11 @@ class StripParts(StripMerge):
         w = self.whole.get(t.value)
         if w is None or w.tile is not t:
             return super().load(t)
-        before = self.position(w.axis, BODY) < w.second
+        before = self.position(w.axis, BODY) < self.positions(w)[0]
         inside = self.inside_rows(w)
         rows = [
-            self.row(t, k.of_type(f"{self.ctype(t.dtype)}*", const=True), f"{t.value}_{n}", w.parts[n - 1], test)
-            for n, test in ((1, k.both(before, inside)), (2, inside))
+            self.row(t, k.of_type(f"{self.ctype(t.dtype)}*", const=True), f"{t.value}_{n}", place, test)
+            for n, place, test in zip((1, 2), self.places_in_parts(w), (k.both(before, inside), inside), strict=True)
         ]
         threads, thread = self.sharing(True)
         return k.run("load_parts", self.held(t), thread, f"{t.value}_2", count(t.inner), *rows, static=[threads])
@@ -102,7 +100,8 @@ class StripParts(StripMerge):
         done = list[ir.Statement]()
         threads, thread = self.sharing(True)
         for name, w in self.whole.items():
-            row = self.row(w.tile, f"{self.ctype(w.tile.dtype)}*", f"{name}_0", w.input.access, self.inside_rows(w))
+            place = self.offset(w.input.access, BODY, self.held_whole(w))
+            row = self.row(w.tile, f"{self.ctype(w.tile.dtype)}*", f"{name}_0", place, self.inside_rows(w))
             put = k.run("store_tile", self.held(w.tile), thread, row, static=[threads])
             others = [a for a in self.grid() if a not in {s.axis for s in w.input.access}]
             done.append(k.when(self.first(others), put))
@@ -115,12 +114,28 @@ class StripParts(StripMerge):
         axes = [*outer, *sorted(a for a in rows - {*outer} if a)]
         return k.both(self.real(w.tile.outer, w.tile.n_outer, "o"), self.inside(axes, BODY))
 
+    def held_whole(self, w: Whole) -> list[str]:
+        """The axes of a row of the tile, which begins where they are 0."""
+        return [a for a, _ in w.tile.inner]
+
+    def positions(self, w: Whole) -> tuple[ir.Value, ir.Value]:
+        """The numbers of positions of both parts."""
+        return positions_in_parts(w.joint, self.extent)
+
+    def places_in_parts(self, w: Whole) -> tuple[ir.Expression, ir.Expression]:
+        """The element offsets of row `o` in both parts: what lies in front of the joint walks them whole."""
+        access, fixed, inner = w.input.access, self.held_whole(w), w.joint.inner
+        assert isinstance(inner, int)
+        front, behind = (self.offset(own, BODY, fixed) for own in (access[: w.slot], access[w.slot :]))
+        sizes = [times(n, inner) for n in self.positions(w)]
+        first, second = (k.total([front * n if front != k.ZERO else None, behind]) for n in sizes)
+        return first, second - sizes[0]
+
     def row(
-        self, t: OperandTile, pointer: ir.Type | str, tensor: str, access: Sequence[Slot], there: ir.Expression | None
+        self, t: OperandTile, pointer: ir.Type | str, tensor: str, offset: ir.Expression, there: ir.Expression | None
     ) -> ir.Lambda:
         """The function that says where row `o` of a tile lies in a tensor, nullptr where it is not `there`."""
         place: ir.Expression = k.name("at")
-        offset = self.offset(access, BODY, [a for a, _ in t.inner])
         found = place if there is None else k.select(there, place, k.number("nullptr"))
         at = k.let(pointer, "at", k.total([tensor, offset]))
         return k.function([("int", "o")], k.ignore("o"), *decode(t.outer, "o"), at, ir.Return(found))

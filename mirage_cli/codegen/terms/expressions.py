@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -16,6 +16,7 @@ from mirage_cli.kernel_language.reader import read_expression
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Extent, Symbolic
+from mirage_cli.lax.ir.parts import Joint
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.ops import lookup
 
@@ -129,3 +130,19 @@ def scaled(wide: ir.Expression, op: str, by: Fraction) -> ir.Expression:
     """A float64 that is multiplied (`mul`) or divided (`div`) by a constant, rounded to float32. A quotient is a product as
     well, which is off by two units of float64 at most."""
     return k.call("to_float", wide * double_number(float(1 / by if op == "div" else by)))
+
+
+def positions_in_parts(j: Joint, size: Callable[[Extent], ir.Expression]) -> tuple[ir.Value, ir.Value]:
+    """The numbers of positions of both parts, given what an extent is called; of fewer than the second has all are there."""
+    if isinstance(j.whole, int):
+        return j.whole - j.second, j.second
+    whole = size(j.whole)
+    if j.second <= 1:
+        return whole - j.second, j.second
+    longer = whole > j.second
+    return k.select(longer, whole - j.second, k.ZERO), k.select(longer, j.second, whole)
+
+
+def times(n: ir.Value, factor: int) -> ir.Value:
+    """A product, of numbers one number."""
+    return n * factor if isinstance(n, int) else ir.lift(n) * factor

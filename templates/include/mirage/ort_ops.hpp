@@ -47,20 +47,15 @@ inline int detect_isa() {
     return level;
 }
 
-inline int isa_level() {
+// The variant of a function for this processor; variants are listed from the lowest instruction set up.
+template <class F, int count>
+F* best(F* const (&variants)[count]) {
     static std::atomic<int> isa{-1};
     int level = isa.load(std::memory_order_relaxed);
     if (level < 0) {
         level = detect_isa();
         isa.store(level, std::memory_order_relaxed);
     }
-    return level;
-}
-
-// The variant of a function for this processor; variants are listed from the lowest instruction set up.
-template <class F, int count>
-F* best(F* const (&variants)[count]) {
-    const int level = isa_level();
     return variants[level < count ? level : count - 1];
 }
 
@@ -224,7 +219,7 @@ public:
         if (empty) return nullptr;
         const int64_t* symbols = self->op->symbol_count > 0 ? extents : nullptr;
         if (self->cuda) return self->run_cuda(context, in, out, symbols);
-        for (int i = 0; i < max_packings; ++i) in[self->op->input_count + i] = self->packed[i].data;
+        for (int i = 0; i < max_packings; ++i) in[self->op->input_count + i] = self->packed[i];
 #if defined(MIRAGE_WITH_OPENCL)
         const opencl::Device* const device = self->op->opencl != nullptr ? opencl::Device::get() : nullptr;
         if (device != nullptr) return self->run_opencl(*device, context, in, out, symbols);
@@ -239,7 +234,7 @@ private:
     bool references;  // shapes can be read where they are
     char node[512];
     Held* held;                  // for each input; no data: it is asked for at every call
-    PackedForm packed[max_packings];
+    void* packed[max_packings];  // nullptr: not packed
 #if defined(MIRAGE_WITH_OPENCL)
     mutable opencl::Trial trial;
 
@@ -297,15 +292,15 @@ private:
         for (int i = 0; i < max_packings && p[i].input >= 0; ++i) {
             const Held& weight = held[p[i].input];
             if (weight.data == nullptr || !holds(weight.shape, p[i])) continue;
-            packed[i] = pack(p[i], weight.data, isa_level() == 2 && multiplies_matrices());
-            packed_bytes += packed[i].bytes;
+            packed[i] = pack(p[i], weight.data);
+            if (packed[i] != nullptr) packed_bytes += packed_size(p[i]);
         }
     }
 
     void forget_packed() {
-        for (const PackedForm& p : packed) {
-            packed_bytes -= p.bytes;
-            free(p.data);
+        for (int i = 0; i < max_packings; ++i) {
+            if (packed[i] != nullptr) packed_bytes -= packed_size(op->packings()[i]);
+            free(packed[i]);
         }
     }
 
@@ -488,7 +483,8 @@ inline ort::Status* infer_output_shapes(const ort::CustomOp* custom, ort::ShapeC
             continue;
         }
         const Extent& extent = op.inputs[step.input].dims[step.dim];
-        names[step.symbol] = extent.factor == 1 && extent.count == 1 ? input_names[step.input][step.dim] : "";
+        const bool alone = extent.factor == 1 && extent.count == 1 && step.more == 0;
+        names[step.symbol] = alone ? input_names[step.input][step.dim] : "";
     }
     for (int i = 0; i < op.output_count; ++i) MIRAGE_TRY(infer_output(api, context, op, i, symbols, names));
     return nullptr;

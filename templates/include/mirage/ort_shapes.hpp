@@ -36,9 +36,10 @@ struct Tensor {
     const Extent* dims;
 };
 
-// Symbol `symbol` is dimension `dim` of input `input`, divided by the rest of that dimension's extent.
+// Symbol `symbol` is dimension `dim` of input `input`, divided by the rest of that dimension's extent; or that dimension and `more`.
 struct Recovery {
     int symbol, input, dim;
+    int64_t more;
 };
 
 // Symbol `symbol` is the number in input `input`, which lies in the host's memory, or symbol `least` where that is more.
@@ -158,6 +159,10 @@ inline bool solve(const Operator& op, const Shape* shapes, int64_t* symbols, Mes
         const Recovery& step = op.recoveries[s];
         if (step.symbol == op.room.symbol) continue;
         const int64_t found = shapes[step.input].dims[step.dim];
+        if (step.more != 0) {
+            symbols[step.symbol] = found < 0 ? -1 : found + step.more;
+            continue;
+        }
         int64_t rest = 0;
         const Known known = evaluate(op.inputs[step.input].dims[step.dim], symbols, step.symbol, &rest);
         if (found < 0 || known == Known::no) continue;

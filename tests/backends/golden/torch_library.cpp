@@ -13,7 +13,7 @@ constexpr mirage::Tensor tensors[] = {
     {"y", mirage::ort::Element::f32, 2, dims + 2},
 };
 constexpr const char* symbols[] = {"batch", ""};
-constexpr mirage::Recovery recoveries[] = {{0, 0, 0}, {0, 0, 0}};
+constexpr mirage::Recovery recoveries[] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
 constexpr mirage::Operator op = {
     "affine_a0", 1, 1, 1,
     tensors, tensors + 1, symbols, recoveries, {-1, -1, -1},
@@ -32,7 +32,7 @@ constexpr mirage::Tensor tensors[] = {
     {"y", mirage::ort::Element::f16, 2, dims + 2},
 };
 constexpr const char* symbols[] = {"x\042); abort(); //\134\012*/ \042%s%n\042 \303\251\077\077/", ""};
-constexpr mirage::Recovery recoveries[] = {{0, 0, 0}, {0, 0, 0}};
+constexpr mirage::Recovery recoveries[] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
 constexpr mirage::Operator op = {
     "negate_b1", 1, 1, 1,
     tensors, tensors + 1, symbols, recoveries, {-1, -1, -1},

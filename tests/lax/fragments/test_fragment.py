@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from mirage_cli import frontends
 from mirage_cli.frontends.onnx.front_end import from_proto
 from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.fragments.fragment import LaxFragment, Partition, partition
+from mirage_cli.lax.fragments.fragment import partition
+from mirage_cli.lax.fragments.lax_fragment import LaxFragment, Partition
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.optimization import task

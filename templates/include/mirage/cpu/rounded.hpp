@@ -12,7 +12,6 @@
 #endif
 
 #include "mirage/cpu/quantised.hpp"
-#include "mirage/cpu/split.hpp"
 
 #define MIRAGE_MEMBER __attribute__((always_inline)) inline
 
