@@ -24,7 +24,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.optimization import task
 from mirage_cli.search.finish.unfuse import unfused
 from mirage_cli.search.mugraph.mugraph import KernelGraph
-from mirage_cli.search.schedules.engines import BLOCK
+from mirage_cli.search.schedules.architectures import BLOCK
 from mirage_cli.search.schedules.ranking import engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target

@@ -22,7 +22,7 @@ from mirage_cli.machine import devices
 from mirage_cli.optimization import environment
 from mirage_cli.options.options import Options, cores
 from mirage_cli.processes import isolation
-from mirage_cli.search.schedules.engines import ENGINES
+from mirage_cli.search.schedules.architectures import ENGINES
 from mirage_cli.suite import build as suite_build
 from mirage_cli.suite.cases import DTYPES, Case, Net
 from mirage_cli.suite.measure import Measurement, MeasureOptions, opened

@@ -28,8 +28,8 @@ from mirage_cli.search.finish.split_reduction import two_kernels
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
 from mirage_cli.search.reassociation import variants
 from mirage_cli.search.schedules.alternatives import Sizes
+from mirage_cli.search.schedules.architectures import ENGINES
 from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
-from mirage_cli.search.schedules.engines import ENGINES
 from mirage_cli.search.schedules.ranking import Beside, beside, ranked, total_us
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target

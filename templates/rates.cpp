@@ -1,8 +1,11 @@
 // The rates of this machine's cores. Arguments: threads, and bytes of an array that no cache holds. Prints, per second: the
-// multiply-adds of one core, times two, those of all at once, and the bytes that all read of memory in small and in large pages.
+// multiply-adds of one core, times two, those of all at once, those of products that are split for matrix instructions (0: there are
+// none), and the bytes that all read of memory in small and in large pages.
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -53,6 +56,37 @@ static void multiply(long) {
 #pragma GCC unroll 12
   for (int k = 0; k < SUMS; k++) asm volatile("" : KEPT(sums[k]));
 }
+
+// Products of 16 x 32 x 16 numbers of bfloat16, six of which make one of float32 (mirage/cpu/split.hpp).
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+constexpr long MATRICES = 200000;
+static bool matrices() {
+  constexpr int request = 0x1023, tiles = 18;
+  return syscall(SYS_arch_prctl, request, tiles) == 0;
+}
+static void split(long) {
+  alignas(64) static const unsigned short numbers[8][512] = {};
+  struct {
+    unsigned char palette = 1, none[15] = {};
+    unsigned short bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    unsigned char rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } shape;
+  asm volatile("ldtilecfg %0" ::"m"(shape));
+  for (long n = 0; n < MATRICES; n += 8) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm4\n tileloadd (%2,%1,1), %%tmm5\n"
+                 "tileloadd (%3,%1,1), %%tmm6\n tileloadd (%4,%1,1), %%tmm7" ::"r"(numbers[n / 8 % 2]),
+                 "r"(64l), "r"(numbers[2]), "r"(numbers[3]), "r"(numbers[4]));
+    for (int k = 0; k < 2; k++)
+      asm volatile("tdpbf16ps %tmm6, %tmm4, %tmm0\n tdpbf16ps %tmm7, %tmm4, %tmm1\n"
+                   "tdpbf16ps %tmm6, %tmm5, %tmm2\n tdpbf16ps %tmm7, %tmm5, %tmm3");
+  }
+  asm volatile("tilerelease" ::);
+}
+#else
+constexpr long MATRICES = 0;
+static bool matrices() { return false; }
+static void split(long) {}
+#endif
 
 static void read(long thread) {
   const Vector* v = reinterpret_cast<const Vector*>(memory + thread * share);
@@ -113,6 +147,7 @@ int main(int, char** arguments) {
   share = atol(arguments[2]) / threads / 4096 * 4096;
   const double flops = 2.0 * STEPS * SUMS * (BYTES / 4);
   const double one = flops / fastest<multiply>(1), all = threads * flops / fastest<multiply>(threads);
-  printf("%.6g %.6g %.6g %.6g\n", one, all, reading(MADV_NOHUGEPAGE), reading(MADV_HUGEPAGE));
+  const double six = 2.0 * 16 * 32 * 16 * MATRICES / 6, products = matrices() ? threads * six / fastest<split>(threads) : 0.0;
+  printf("%.6g %.6g %.6g %.6g %.6g\n", one, all, products, reading(MADV_NOHUGEPAGE), reading(MADV_HUGEPAGE));
   return 0;
 }

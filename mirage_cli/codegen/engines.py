@@ -22,7 +22,7 @@ from mirage_cli.codegen.rows.engine import rows_kernel
 from mirage_cli.codegen.strip.engine import strip_kernel
 from mirage_cli.codegen.warpgroup.engine import warpgroup_kernel
 from mirage_cli.errors import Refused
-from mirage_cli.search.schedules.engines import BLOCK
+from mirage_cli.search.schedules.architectures import BLOCK
 from mirage_cli.search.schedules.model import ModelMaker
 from mirage_cli.search.schedules.ranking import MODELS
 

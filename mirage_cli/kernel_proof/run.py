@@ -41,7 +41,7 @@ _HOST = re.compile(
     r"\(const .*?\) \{\n(?P<body>.*?)^\}$",
     re.MULTILINE | re.DOTALL,
 )
-_PACKING = re.compile(r"\{(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)\}")
+_PACKING = re.compile(r"\{(\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)\}")
 Choice = Callable[[int, int], Sequence[int]]  #: of so many blocks in clusters of so many, those that are run
 TASKS_AT_ONCE = 64  #: blocks of kernels for CPUs that run side by side
 MOST_AT_ONCE = 4096  #: threads that run side by side
@@ -100,7 +100,7 @@ class Source:
     @functools.cached_property
     def packings(self) -> list[tuple[int, ...]]:
         """Its table of packings: input, bytes, distance between columns and between summed positions, elements, bits of whole
-        numbers and those of them that are turned."""
+        numbers and those of them that are turned, and whether numbers may be split."""
         table = self.text.partition("const mirage_packing* MIRAGE_CPU_PACKINGS_NAME")[2]
         return [tuple(map(int, m.groups())) for m in _PACKING.finditer(table)]
 
@@ -173,11 +173,13 @@ class Bytes:
 @dataclass(frozen=True, slots=True)
 class Panels:
     """The packed form of an input: the input's memory, the distances between its columns and between its summed positions, and
-    the number of these; of whole numbers the bytes that they are packed into, their bits and those that are turned, else 0."""
+    the number of these; of whole numbers the bytes that they are packed into, their bits and those that are turned, else 0;
+    whether numbers may be split."""
 
     memory: Global
     numbers: tuple[int, int, int]
     whole: tuple[int, int, int] = (0, 0, 0)
+    split: int = 0
 
     def of(self, type_: str) -> Panels:
         """As elements of a type."""
@@ -256,13 +258,14 @@ class Run:
         elements: int,
         bits: int,
         turned: int,
+        split: int,
     ) -> Panels:
         """The packed form of an input. Raises Fault where the table says what cannot be."""
         memory = given[number].memory
         if number not in self.constants or memory.values.shape[-1] != elements or elements % max(row, depth):
             raise Fault(f"input {number} is not packed as the table says")
         whole = (size, bits, turned) if bits else (0, 0, 0)
-        return Panels(memory, (row, depth, row if depth == 1 else elements // depth), whole)
+        return Panels(memory, (row, depth, row if depth == 1 else elements // depth), whole, split)
 
     def _host(self, host: Host, values: Mapping[str, Any]) -> Any:
         world = World(self.arithmetic, Launch([0], 1, 0, 1), Memory(self.arithmetic, 1, 0), Clocks(1), Turns())

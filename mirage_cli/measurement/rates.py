@@ -50,13 +50,17 @@ class Rates:
     library_bandwidth: A[float, says("Bytes of weights a second that its products of one row read.")]
     operator_us: A[float, says("Microseconds of an operator of onnxruntime with next to nothing to do.")]
     fork_us: A[float, says("Microseconds more that an operator takes for handing parts of itself to other threads.")]
+    split: A[
+        float, says("Multiply-adds a second of all cores, times two, split for matrix instructions; 0: there are none.")
+    ] = 0.0
 
     def text(self) -> str:
         """The rates in a line."""
-        giga = [f"{x / 1e9:.0f}" for x in (self.one_core, self.all_cores, self.library)]
+        giga = [f"{x / 1e9:.0f}" for x in (self.one_core, self.all_cores, self.library, self.split)]
+        split = f", split {giga[3]}" if self.split else ""
         read = [f"{x / 1e9:.1f}" for x in (self.bandwidth, self.large_pages, self.library_bandwidth)]
         return (
-            f"{giga[0]} GFLOP/s of a core, {giga[1]} of all {self.cores} (onnxruntime {giga[2]}), {read[0]} GB/s "
+            f"{giga[0]} GFLOP/s of a core, {giga[1]} of all {self.cores} (onnxruntime {giga[2]}{split}), {read[0]} GB/s "
             f"({read[1]} in large pages, onnxruntime {read[2]}), {self.operator_us:.2f} us an operator, "
             f"{self.fork_us:.1f} us a fork"
         )
@@ -73,6 +77,7 @@ class Rates:
             "units": self.cores,
             "bandwidth": self.bandwidth,
             "flops": {name: float(rate) * faster for name, rate in usual["flops"].items()},
+            "split": self.split / self.cores,
             "special": float(usual["special"]) * faster,
             "launch_us": float(usual["launch_us"]) * slower,
             "kernel_us": float(usual["kernel_us"]) * slower,
@@ -118,19 +123,19 @@ def found(compiler: Tool, anew: bool = False) -> tuple[Rates | None, str]:
 
 def measure(compiler: Tool) -> Rates:
     """The rates of this machine now. Raises CheckFailed where the program that measures does not run."""
-    one, all_cores, bandwidth, large = _cores(compiler)
+    one, all_cores, split, bandwidth, large = _cores(compiler)
     # the threads of a session may share a core for as long as it lives
     library, read = map(max, zip(*(_products() for _ in range(SESSIONS)), strict=True))
     operator, fork = map(min, zip(*(_operators() for _ in range(SESSIONS)), strict=True))
     bandwidth = max(bandwidth, read)
-    values = (one, all_cores, bandwidth, max(bandwidth, large), library, read, operator, fork)
+    values = (one, all_cores, bandwidth, max(bandwidth, large), library, read, operator, fork, split)
     return Rates(cores(), *map(_rounded, values))
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
-def _cores(compiler: Tool) -> tuple[float, float, float, float]:
-    """(multiply-adds times two a second of one core, of all, bytes a second in small and in large pages), by a program of our
-    own."""
+def _cores(compiler: Tool) -> tuple[float, ...]:
+    """(multiply-adds times two a second of one core, of all, of all by matrix instructions, bytes a second in small and in
+    large pages), by a program of our own."""
     with Scratch("mirage-rates-") as folder:
         (folder / "rates.cpp").write_text(_source())
         flags = ("-std=c++17", "-O2", "-march=native", "-pthread", *compiler.compile_flags)
@@ -140,8 +145,7 @@ def _cores(compiler: Tool) -> tuple[float, float, float, float]:
             outcome = programs.run(command, folder, SECONDS)
             if outcome.problem is not None:
                 raise CheckFailed(f"the machine's rates were not measured: {outcome.problem}")
-    one, every, small, large = map(float, outcome.output.split())
-    return one, every, small, large
+    return tuple(map(float, outcome.output.split()))
 
 
 def _products() -> tuple[float, float]:

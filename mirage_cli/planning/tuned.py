@@ -20,7 +20,7 @@ from mirage_cli.files import codec
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.documents import graph_to_json
 from mirage_cli.search.mugraph.mugraph import CustomKernel, KernelGraph
-from mirage_cli.search.schedules.engines import BLOCK
+from mirage_cli.search.schedules.architectures import BLOCK
 from mirage_cli.search.schedules.ranking import MODELS, engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target

@@ -1,5 +1,5 @@
-"""The folder `targets/`: which targets there are, and which devices run code for them. Imports neither numpy nor yaml at once,
-so that the command line can name them."""
+"""The folder `targets/`: which targets there are, and which devices run code for them; and the names of the engines. Imports
+neither numpy nor yaml at once, so that the command line can name them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from mirage_cli.errors import UsageError
 
+BLOCK = "block"  #: the engine that suits most graphs, and the only one of a CPU
+ENGINES = ("rows", "warpgroup", "strip")  #: the engines beside it
 PREFIXES = {"cuda": "sm_", "hip": "gfx"}  #: how the names of architectures begin
 _BY_DEFAULT = re.compile(r"^by_default: *true\b", re.MULTILINE)
 

@@ -9,35 +9,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import I8, DType
-from mirage_cli.lax.ir.parts import in_parts
 from mirage_cli.lax.ir.program import Program, Source
 from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
 from mirage_cli.search.mugraph.visible import walked
 from mirage_cli.search.schedules.fitted import Block, Cpu
 from mirage_cli.search.schedules.packed import weights
+from mirage_cli.search.schedules.products import (
+    PANEL,
+    SPLIT_BYTES,
+    Bools,
+    Floats,
+    Sizes,
+    as_stored,
+    by_matrices,
+    in_panels,
+    splits,
+)
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
 TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered
 LARGE_PAGE = 1 << 21  #: bytes from which packed weights lie in large pages, as in include/mirage/pack.hpp
-STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
-PANEL = 16  #: columns of a panel of packed weights
-STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
 UNPACK_FLOPS = 4  #: vector operations on a GPU for an element that shares its byte with others
 BARRIER_OPS = ("top", "sum", "running", "contract", *EXTREMES)
-Floats: TypeAlias = NDArray[np.float64]
-Bools: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class CostModel:
         self.axes = graph.axes_of(program)
         self.reads = {i.name: i for i in program.inputs}
         self.source = {i.name: program.sources[i.source] for i in program.inputs}
+        self.loads = {o.name: o.source_value or "" for o in graph.ops if o.op == "load"}
         self.contracted = {i for o in graph.ops if o.op == "contract" for i in o.inputs}
         self.panels = {
             o.name
@@ -290,28 +294,20 @@ class _Estimate:
                 over = frozenset(o.over)
                 x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
                 depth = self.elements(over, o.phase)
-                products = repeat * 2.0 * x * y * depth
                 if not self.m.weights.keys().isdisjoint(o.inputs):
                     wide, rows = (x, y) if o.inputs[0] in self.m.weights else (y, x)
                     whole = wide % PANEL == 0  # others begin inside of a panel
                     rounds = whole & any(w.rounds for v, w in self.m.weights.items() if v in o.inputs)
                     flops = wide * np.where(rounds, c.bytes_flops, np.where(whole, c.words_flops, c.unpack_flops))
                     flops = repeat * depth * (flops + np.where(rounds, rows * c.round_flops, 0.0))
-                    rate = np.where(rounds, t.rate(I8) * c.bytes_rate, t.rate(o.dtype) * c.panel_rate)
-                    seconds = seconds + flops / t.special + products / rate
+                    rate = np.where(rounds, t.rate(I8) * c.bytes_rate, t.library_rate(o.dtype) * c.panel_rate)
+                    seconds = seconds + flops / t.special + repeat * 2.0 * x * y * depth / rate
                     continue
-                if self.m.panels.intersection(o.inputs):
-                    rows = y if o.inputs[0] in self.m.panels else x
-                    seconds = seconds + products / (t.rate(o.dtype) * c.panel_rate * rows / (rows + c.panel_half))
-                    continue
-                left = self.m.rows.get(o.name)
-                rows = np.minimum(x, y) if left is None else x if left == o.inputs[0] else y
-                few = rows <= STREAMED_ROWS
-                streamed, packed = rows / (rows + c.streamed_half), rows / (rows + c.packed_half)
-                rate = t.rate(o.dtype) * np.where(few, c.streamed_rate * streamed, c.packed_rate * packed)
-                seconds = seconds + products / rate
-                spilled = few & (4 * x * y > c.first_cache)
-                seconds = seconds + np.where(spilled, repeat * x * y * np.ceil(depth / STREAMS) * c.sum_seconds, 0.0)
+                sizes, left = Sizes(x, y, depth), self.m.rows.get(o.name)
+                plainly = repeat * as_stored(sizes, None if left is None else left == o.inputs[0], t, o.dtype)
+                if not self.m.panels.isdisjoint(o.inputs):
+                    plainly = np.where(self.in_place(o), repeat * self.in_panels(o, sizes), plainly)
+                seconds = seconds + plainly
             elif o.op == "accum" and len(o.inputs) > 1:  # what was there before shrinks in every iteration
                 seconds = seconds + self.steps * c.shrink_flops * n / t.special
             elif o.op == "thread" and o.thread is not None:
@@ -319,6 +315,40 @@ class _Estimate:
             elif o.op in ("sum", "top", *EXTREMES):
                 seconds = seconds + repeat * (self.read(o) + c.row_flops * n) / t.special
         return seconds * 1e6
+
+    def in_panels(self, o: BlockOp, sizes: Sizes) -> Floats:
+        """Seconds of a product with a packed weight."""
+        if o.inputs[0] in self.m.panels:
+            sizes = replace(sizes, rows=sizes.columns, columns=sizes.rows)
+        by_vectors = in_panels(sizes, self.t, o.dtype)
+        return np.where(self.split(o), by_matrices(sizes, self.t), by_vectors) if self.t.split else by_vectors
+
+    def in_place(self, o: BlockOp) -> Bools:
+        """Mask of the schedules under which a product reads a packed weight where it lies: positions along its free axes lie
+        equally far apart, as in `codegen/tiles/stored.py`. Others copy a part of the weight."""
+        weight = next(i for i in o.inputs if i in self.m.panels)
+        one, whole, seen, between = self.ones > 0, self.ones > 0, False, False
+        for s in reversed(self.m.reads[self.m.loads[weight]].access):
+            if s.axis is None or s.extent == 1:
+                continue
+            if s.axis in o.over:
+                between = between or seen
+                continue
+            several = self.ones * self.tile(s.axis, o.phase) > 1
+            one = one & (~several | (whole & (not between)))
+            whole = whole & (self.tile(s.axis, o.phase) >= self.extents[s.axis])
+            seen = True
+        summed = sum((self.ones * self.tile(a, o.phase) > 1).astype(int) for a in o.over)
+        return one & (summed <= 1)
+
+    def split(self, o: BlockOp) -> Bools:
+        """Mask of the schedules under which a product with a packed weight is done by matrix instructions."""
+        weight = next(i for i in o.inputs if i in self.m.panels)
+        over, other = frozenset(o.over), o.inputs[weight == o.inputs[0]]
+        rows, depth = self.elements(self.axes[other] - over, o.phase), self.elements(over, o.phase)
+        kind = self.m.source[self.m.loads[weight]].dtype
+        matrices = splits(kind, rows, depth, math.prod(self.extents[a] for a in over)) & (self.t.split > 0)
+        return matrices & self.in_place(o)
 
     def parallel(self, task: Floats) -> Bools:
         """Mask of the schedules whose blocks, taking so long, are worth more than one thread."""
@@ -335,6 +365,12 @@ class _Estimate:
             whole = whole & (taken >= extent)
         return bytes_
 
+    def packed_bytes(self, o: BlockOp) -> Floats:
+        """How many times as many bytes a load reads than its tensor has, since a session has packed that."""
+        readers = [r for r in self.g.ops if r.op == "contract" and o.name in self.m.panels and o.name in r.inputs]
+        split = [self.split(r) for r in readers if r.name not in self.m.weights]
+        return np.where(np.any(split, axis=0), SPLIT_BYTES, 1.0) if split else self.ones
+
     def memory_us(self) -> Floats:
         """All blocks' reads and writes on a CPU: what comes from memory, and what the caches give again."""
         t, c, time, written = self.t, self.t.fitted(Cpu), 0.0 * self.ones, 0.0
@@ -342,8 +378,9 @@ class _Estimate:
             if o.op != "load":
                 continue
             source = self.m.source[o.source_value or ""]
-            total = self.own(o) * source.dtype.size * self.repeat(o) * self.blocks
-            first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * source.dtype.size)
+            size = source.dtype.size * self.packed_bytes(o)
+            total = self.own(o) * size * self.repeat(o) * self.blocks
+            first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * size)
             segment = self.segment(o)
             share = c.scattered + (1 - c.scattered) * segment / (segment + c.segment)
             if o.name in self.m.panels:
@@ -395,22 +432,13 @@ def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})
     for k, count in read.items():
         source = program.sources[k]
         total += min(count, math.prod(number(e, sizes) for e in source.dims)) * source.dtype.size
-    for o in program.outputs:
-        total += math.prod(number(e, sizes) for e in o.dims) * o.dtype.bytes
-    return total + bytes_in_parts(program, sizes)
+    written = sum(math.prod(number(e, sizes) for e in o.dims) * o.dtype.bytes for o in program.outputs)
+    return total + written + bytes_in_parts(program, sizes)
 
 
 def bytes_in_parts(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
     """Bytes of the sources that callers give in parts."""
-    parts = (program.sources[k] for k in in_parts(program))
-    return sum(math.prod(number(e, sizes) for e in s.dims) * s.dtype.size for s in parts)
-
-
-def join_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
-    """Microseconds that a program's sources in parts take to be stored whole in front of a kernel that reads them so, but for
-    writing them."""
-    read = bytes_in_parts(program, sizes)
-    return read / target.bandwidth * 1e6 + target.launch_us if read else 0.0
+    return sum(math.prod(number(e, sizes) for e in s.dims) * s.dtype.size for s in program.sources if s.parts)
 
 
 def products(

@@ -26,6 +26,8 @@ class Cpu:
     )
     panel_rate: float  #: share of the rate that many rows reach with weights that the session has packed
     panel_half: float  #: rows that reach half of that
+    split_rate: float  #: share of the rate of split products that these reach with packed weights
+    split_flops: float  #: vector operations for splitting a number of the other operand
     shrink_flops: float  #: vector operations in the time of scaling a sum behind a running maximum, and adding to it
     row_flops: float  #: vector operations in the time of beginning and ending one reduction
     library_rate: float  #: share of the rate that products of onnxruntime with weights reach

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
-from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, join_us, number
-from mirage_cli.search.schedules.engines import BLOCK, ENGINES
+from mirage_cli.search.schedules.architectures import BLOCK, ENGINES
+from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, bytes_in_parts, number
 from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model, ModelMaker
 from mirage_cli.search.schedules.rows import RowsModel
@@ -76,8 +76,10 @@ def engine_ranked(
 
 
 def joining_us(model: Model, program: Program, target: Target, sizes: Mapping[str, int]) -> float:
-    """Microseconds of joining a kernel's sources in parts in front of it; 0 where it stores them itself."""
-    return 0.0 if model.stores else join_us(program, target, sizes)
+    """Microseconds that a kernel's sources in parts take to be stored whole in front of it, but for writing them; 0 where it
+    stores them itself."""
+    read = 0.0 if model.stores else bytes_in_parts(program, sizes)
+    return read / target.bandwidth * 1e6 + target.launch_us if read else 0.0
 
 
 def _longer(r: Ranked, us: float) -> Ranked:

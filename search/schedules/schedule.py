@@ -9,7 +9,7 @@ from typing import Any
 
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
-from mirage_cli.search.schedules.engines import BLOCK
+from mirage_cli.search.schedules.architectures import BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ CHANGEABLE = (
     "units",
     "bandwidth",
     "flops",
+    "split",
     "special",
     "launch_us",
     "kernel_us",

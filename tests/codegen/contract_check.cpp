@@ -66,8 +66,8 @@ bool agrees_packed(const Shape& s, int first, bool left, const char* type) {
     std::vector<T> whole(static_cast<size_t>(wide * deep));
     for (size_t i = 0; i < whole.size(); ++i) put(whole[i], number(static_cast<int>(i) + 5));
     const int64_t row = s.b_turned ? deep : 1, depth = s.b_turned ? 1 : wide;
-    const mirage_packing how = {0, int(sizeof(T)), row, depth, wide * deep, 0, 0};
-    T* const panels = static_cast<T*>(pack(how, whole.data()));
+    const mirage_packing how = {0, int(sizeof(T)), row, depth, wide * deep, 0, 0, 0};
+    T* const panels = static_cast<T*>(pack(how, whole.data()).data);
     const T* const part = whole.data() + first * row + 3 * depth;
     const int pitch = (s.a_turned ? others : s.depth) + s.pad, c_pitch = s.cols + s.pad;
     std::vector<float> other(static_cast<size_t>(pitch * (s.a_turned ? s.depth : others)) + 1);
@@ -93,6 +93,68 @@ bool agrees_packed(const Shape& s, int first, bool left, const char* type) {
     return false;
 }
 
+// Numbers of all 24 bits.
+float odd_number(uint32_t i) {
+    const uint32_t mixed = (i + 1) * 2654435761u;
+    return (float(mixed >> 8) / float(1 << 23) - 1.0f) * float(1 + mixed % 7);
+}
+
+// Weights that are split where the processor multiplies matrices: from summed position `k` and column `first` on, part of a larger
+// matrix. Errors are those of float32; with a number that cannot be split all is as if nothing were packed.
+bool agrees_split(const Shape& s, int first, int k, bool left, float odd) {
+    const int count = left ? s.rows : s.cols, others = left ? s.cols : s.rows;
+    const int wide = first + count + 3, deep = k + s.depth + 5;
+    std::vector<float> whole(static_cast<size_t>(wide * deep)), other(static_cast<size_t>(others * s.depth));
+    for (size_t i = 0; i < whole.size(); ++i) whole[i] = odd_number(uint32_t(i));
+    for (size_t i = 0; i < other.size(); ++i) other[i] = odd_number(uint32_t(i) + 99);
+    if (odd != 0) other[other.size() / 2] = odd;
+    const bool all = odd != 0 && std::abs(odd) < 1;  // tiny ones only where there are no others
+    if (all) std::fill(other.begin(), other.end(), odd);
+    const int64_t row = s.b_turned ? deep : 1, depth = s.b_turned ? 1 : wide;
+    const mirage_packing how = {0, 4, row, depth, wide * deep, 0, 0, 1};
+    const bool able = LANES == 16 && multiplies_matrices();
+    const PackedForm form = pack(how, whole.data(), able);
+    const float* const part = whole.data() + first * row + k * depth;
+    const Operand<float> own = {part, row, depth};
+    const Operand<float> side = {other.data(), s.a_turned ? 1 : s.depth, s.a_turned ? others : 1};
+    const Split<float> packed_side = split(own, static_cast<const float*>(whole.data()), static_cast<const float*>(form.data), deep);
+    const auto made = [&](auto weights) {
+        std::vector<float> c(static_cast<size_t>(s.cols * s.rows), GUARD);
+        if (left) contract(c.data(), s.cols, s.rows, s.cols, s.depth, weights, side, s.add);
+        if (!left) contract(c.data(), s.cols, s.rows, s.cols, s.depth, side, weights, s.add);
+        return c;
+    };
+    const std::vector<float> c = made(packed_side), plainly = made(own);
+    std::vector<float> scratch(static_cast<size_t>(others * count));
+    const bool taken = by_matrices<Plain>(scratch.data(), count, others, count, s.depth, side, packed_side, false);
+    bool right = taken == (able && odd == 0 && first % 16 == 0 && k % 32 == 0);
+    double error = 0, usual = 0, scale = 0;
+    for (int i = 0; i < s.rows; ++i)
+        for (int j = 0; j < s.cols; ++j) {
+            double sum = s.add ? double(GUARD) : 0, terms = std::abs(sum);
+            const int mine = left ? i : j, its = left ? j : i;
+            for (int t = 0; t < s.depth; ++t) {
+                const double term = double(part[mine * row + t * depth]) * double(side.data[its * side.row + t * side.depth]);
+                sum += term, terms += std::abs(term);
+            }
+            const size_t at = static_cast<size_t>(i * s.cols + j);
+            if (odd != 0) right &= !able || std::memcmp(&c[at], &plainly[at], sizeof(float)) == 0;
+            if (odd == 0) error += (c[at] - sum) * (c[at] - sum), usual += (plainly[at] - sum) * (plainly[at] - sum), scale += terms * terms;
+        }
+    right &= std::sqrt(error) <= 1.2 * std::sqrt(usual) + (s.rows * s.cols < 100 ? 1e-7 * std::sqrt(scale) : 0);
+    std::free(form.data);
+    if (right) return true;
+    std::printf("split: %d x %d over %d from %d, %d, left %d, a turned %d, b turned %d, add %d, odd %g: taken %d, off by %g, %g\n",
+                s.rows, s.cols, s.depth, first, k, left, s.a_turned, s.b_turned, s.add, double(odd), taken, std::sqrt(error), std::sqrt(usual));
+    return false;
+}
+int failures_split(int rows, int cols, int depth, int form) {
+    const Shape s = {rows, cols, depth, (form & 1) != 0, (form & 2) != 0, (form & 4) != 0, 0};
+    const float odd[] = {0, 0, 0, INFINITY, NAN, 1e30f, 1e-20f, 1e-42f};
+    const int first = form % 5 == 4 ? 21 : form % 3 * 16, k = form % 7 == 6 ? 16 : form % 2 * 32;
+    return !agrees_split(s, first, k, form % 3 == 0, odd[form % 8]) + !agrees_split(s, first, k, form % 3 != 0, 0);
+}
+
 // Numbers so far apart, rounded to 8 bits with one scale. Those that are given are odd multiples of one: none lies between two.
 void round_plainly(float* x, int64_t apart, int count) {
     float largest = 0;
@@ -115,13 +177,13 @@ bool agrees_quantised(const Shape& s, int first, int block, bool left, bool pane
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 89);
     std::vector<float> reals(bytes.size()), scales(bytes.size());
     for (size_t i = 0; i < reals.size(); ++i) reals[i] = number(int(i)), scales[i] = number(int(i) + 3);
-    const mirage_packing how = {0, 4, row, depth, wide * deep, Q::BITS, Q::TURNED};
-        const mirage_packing of_floats = {0, 4, own_row, own_depth, wide * blocks, 0, 0};
+    const mirage_packing how = {0, 4, row, depth, wide * deep, Q::BITS, Q::TURNED, 0};
+    const mirage_packing of_floats = {0, 4, own_row, own_depth, wide * blocks, 0, 0, 0};
     constexpr bool WHOLE = std::is_same_v<typename Z::Element, uint8_t>;
     mirage_packing of_zeros = of_floats;
-    if constexpr (WHOLE) of_zeros = {0, 1, own_row, own_depth, wide * blocks, Z::BITS, Z::TURNED};
+    if constexpr (WHOLE) of_zeros = {0, 1, own_row, own_depth, wide * blocks, Z::BITS, Z::TURNED, 0};
     const void* const zeros = WHOLE ? static_cast<const void*>(bytes.data()) : reals.data();
-    void* const made[] = {pack(how, q.data()), pack(of_zeros, zeros), pack(of_floats, scales.data())};
+    void* const made[] = {pack(how, q.data()).data, pack(of_zeros, zeros).data, pack(of_floats, scales.data()).data};
     const auto of = [&](int i) { return panels ? made[i] : nullptr; };
     const int64_t at = first * own_row + own_depth;  // behind the first block
     const auto numbers = stored<Q>(q.data(), first * row + block * depth, row, depth, static_cast<const uint8_t*>(of(0)), deep);
@@ -238,6 +300,9 @@ int main() {
         for (int cols : {1, 16, 48, 77})
             for (int depth : {3, 32, 161, 300})
                 for (int block : {16, 32, 160}) failed += failures_quantised(rows, cols, depth, block, form++);
+    for (int rows : {1, 16, 17, 40, 77})
+        for (int cols : {5, 16, 32, 75})
+            for (int depth : {7, 32, 300, 531}) failed += failures_split(rows, cols, depth, form++);
     failed += failures({17, 2100, 20, false, false, true, 0});  // sums that are made apart, in several parts
     failed += failures({1, 70, 300, false, false, true, 600});  // rows far apart
     failed += failures({9, 70, 300, false, false, true, 600});

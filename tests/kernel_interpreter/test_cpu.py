@@ -102,9 +102,10 @@ def test_a_broken_kernel_is_refuted(case: Case, before: str, after: str, why: st
         (", x0, x0_panels", ", x1, x0_panels", "that of something else"),
         (", x0, x0_panels", ", x0 + 16, x0_panels", "that of something else"),
         ("panels5, 8)", "panels5, 7)", "not packed as it is said to be"),
-        ("{0, 4, 1, 5, 40, 0, 0}", "{1, 4, 1, 5, 40, 0, 0}", "not packed as the table says"),
-        ("{0, 4, 1, 5, 40, 0, 0}", "{0, 4, 1, 10, 40, 0, 0}", "not packed as it is said to be"),
-        ("{0, 4, 1, 5, 40, 0, 0}", "{0, 4, 1, 5, 80, 0, 0}", "not packed as the table says"),
+        ("{0, 4, 1, 5, 40, 0, 0, 0}", "{1, 4, 1, 5, 40, 0, 0, 0}", "not packed as the table says"),
+        ("{0, 4, 1, 5, 40, 0, 0, 0}", "{0, 4, 1, 10, 40, 0, 0, 0}", "not packed as it is said to be"),
+        ("{0, 4, 1, 5, 40, 0, 0, 0}", "{0, 4, 1, 5, 80, 0, 0, 0}", "not packed as the table says"),
+        ("{0, 4, 1, 5, 40, 0, 0, 0}", "{0, 4, 1, 5, 40, 0, 0, 1}", "numbers are split"),
     ],
 )
 def test_the_packed_form_of_another_operand_is_found(before: str, after: str, why: str) -> None:
@@ -201,7 +202,7 @@ def test_quantised_weights_stay_packed(numbers: DType, zero: str) -> None:
         ("64, 1, x2_panels64_1", "32, 1, x2_panels64_1", "not packed as it is said to be"),
         ("(x1, b_at * 2", "(x1, b_at", "differs"),
         (", 2), 32)", ", 2), 16)", "of input"),
-        (", 64, 1, 2560, 4, 0}", ", 64, 1, 2560, 4, 8}", "not packed as it is said to be"),
+        (", 64, 1, 2560, 4, 0, 0}", ", 64, 1, 2560, 4, 8, 0}", "not packed as it is said to be"),
         ("4, 64, 1, 2560", "1, 64, 1, 2560", "not packed as it is said to be"),
     ],
 )

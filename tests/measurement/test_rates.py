@@ -17,7 +17,7 @@ from mirage_cli.search.schedules.fitted import Cpu
 from mirage_cli.search.schedules.target import changed_target, load_target
 
 TOOL = Tool(("g++",), "g++ 12", "PATH")
-SOME = Rates(4, 6e10, 2e11, 4e10, 6e10, 1.5e11, 3e10, 0.4, 5.0)
+SOME = Rates(4, 6e10, 2e11, 4e10, 6e10, 1.5e11, 3e10, 0.4, 5.0, 4e11)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Tool]:
 
 def test_this_machine_has_rates(cxx: Toolchain) -> None:
     found = rates.measure(cxx.cxx)
-    assert all(0 < x < math.inf for x in astuple(found))
+    assert all(0 < x < math.inf for x in astuple(replace(found, split=found.split or 1.0)))
     assert found.large_pages >= found.bandwidth >= found.library_bandwidth
     changed_target(found.changes(), "")
 
@@ -88,6 +88,7 @@ def test_what_was_not_measured_follows_what_was() -> None:
     slower = pytest.approx(5e10 / file.flops["f32"], rel=0.01)  # of numbers with three digits
     c = target.sections[0]
     assert isinstance(c, Cpu) and c.large_pages == 1.5
+    assert target.split == 1e11 and target.rate(None) == 1e11 > target.library_rate(None) == 5e10
     assert target.special / file.special == slower and target.flops["f64"] / file.flops["f64"] == slower
     assert target.kernel_us / file.kernel_us == pytest.approx(target.launch_us / file.launch_us) == pytest.approx(2.0)
     assert (target.shared_bytes, target.name) == (file.shared_bytes, "cpu")

@@ -40,6 +40,7 @@ from mirage_cli.lax.dtypes import F32, F64
 from mirage_cli.lax.extents import Extent
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, PROLOGUE
 from mirage_cli.search.schedules.packed import Weights
+from mirage_cli.search.schedules.products import splits
 
 DEPTH = 128  #: positions that are rounded together at most (`rounded.hpp`)
 LINE = 16  #: positions of which there is room for multiples
@@ -236,11 +237,11 @@ class _Operand:
 def _operands(at: CpuPositions, n: Contract, phase: str) -> tuple[_Operand, _Operand]:
     """Rows and columns of a contraction. One of them may be packed; the other one is of float32."""
     c = at.t.buffers[n.out]
-    a, b = _operand(at, n.a, c.rows, n.over, phase), _packed(at, n.b, _operand(at, n.b, c.cols, n.over, phase))
+    a, b = _operand(at, n.a, c.rows, n.over, phase), _packed(at, n, n.b, _operand(at, n.b, c.cols, n.over, phase))
     if not at.t.weights.keys().isdisjoint((n.a, n.b)):
         return a, b if n.b in at.t.weights else _operand(at, n.b, c.cols, n.over, phase)
     if not b.panels and (n.b in at.t.buffers or at.p.sources[at.reads[n.b].source].dtype == F32):
-        return _packed(at, n.a, a), b
+        return _packed(at, n, n.a, a), b
     return a, b
 
 
@@ -282,14 +283,16 @@ def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str) 
     return _Operand(k.call("operand", place, *(extent(s, at.symbols, wide=False) for s in strides)), f, o)
 
 
-def _packed(at: CpuPositions, name: str, o: _Operand) -> _Operand:
-    """An operand with its packed form, if it may have one."""
+def _packed(at: CpuPositions, n: Contract, name: str, o: _Operand) -> _Operand:
+    """An operand of a contraction with its packed form, if it may have one."""
     packing = None if name in (at.t.buffers.keys() | at.t.weights) else at.packing(name, o.row, o.depth)
     if packing is None:
         return o
-    own = f"{name}_panels{'_turned' if o.depth == 1 else ''}{max(o.row, o.depth)}"
-    panels = Parameter(own, at.ctype(at.p.sources[packing.source].dtype), packing.source, packing)
-    return replace(o, place=k.call("packed", o.place, name, own, packing.deep), panels=(panels,))
+    c, dtype = at.t.buffers[n.out], at.p.sources[packing.source].dtype
+    way = "split" if splits(dtype, count(c.rows if name == n.b else c.cols), count(n.over), packing.deep) else "packed"
+    own = f"{name}_{'split' if way == 'split' else 'panels'}{'_turned' if o.depth == 1 else ''}{max(o.row, o.depth)}"
+    panels = Parameter(own, at.ctype(dtype), packing.source, replace(packing, split=int(way == "split")))
+    return replace(o, place=k.call(way, o.place, name, own, packing.deep), panels=(panels,))
 
 
 def _quantised(at: CpuPositions, w: Weights, phase: str) -> _Operand:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from mirage_cli.errors import UsageError
-from mirage_cli.search.schedules.engines import ENGINES
+from mirage_cli.search.schedules.architectures import ENGINES
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Request:
 class Packing:
     """How a weight may lie packed for products: the weight's number, its elements and their bytes in panels, and how far
     columns (`row`) and summed positions (`depth`) lie apart, one of them 1. Whole numbers of `bits` bits share words or take
-    bytes, with `turned` bits turned."""
+    bytes, with `turned` bits turned. Float32 may be `split` (1) for matrix instructions, where a machine has them."""
 
     source: int
     elements: int
@@ -66,6 +66,7 @@ class Packing:
     depth: int
     bits: int = 0
     turned: int = 0
+    split: int = 0
 
     @property
     def deep(self) -> int:

@@ -231,8 +231,20 @@ def _to_bytes(s: Any, static: Sequence[Any], plain: Operand, room: Pointer) -> R
 def _packed(s: Any, static: Sequence[Any], plain: Operand, first: Pointer, panels: Any, deep: Any) -> Operand:
     """An operand that may lie packed: it is part of the matrix that begins at `first`, has `deep` summed positions, and whose
     packed form is `panels`, if there is one."""
+    return _in_panels(plain, first, panels, deep, 0)
+
+
+@instruction("split")
+def _split(s: Any, static: Sequence[Any], plain: Operand, first: Pointer, panels: Any, deep: Any) -> Operand:
+    """The same, where what is packed may be split for matrix instructions."""
+    return _in_panels(plain, first, panels, deep, 1)
+
+
+def _in_panels(plain: Operand, first: Pointer, panels: Any, deep: Any, split: int) -> Operand:
     if panels is None:
         return plain
+    if panels.split != split:
+        raise Fault("numbers are split where they are taken to be whole, or the other way round")
     if {id(first.memory), id(plain.data.memory)} != {id(panels.memory)} or np.any(first.at != 0) or any(panels.whole):
         raise Fault("the packed form of an operand is that of something else")
     if any(np.any(x != known) for x, known in zip((plain.row, plain.depth, deep), panels.numbers, strict=True)):

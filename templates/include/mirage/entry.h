@@ -59,6 +59,7 @@ typedef struct mirage_packing {
     int input, bytes;
     int64_t row, depth, elements;
     int bits, turned; /* 0 for other elements */
+    int split;        /* whether float32 may be split into numbers of bfloat16 (mirage/cpu/split.hpp) */
 } mirage_packing;
 
 #ifndef MIRAGE_POOL_DEFINED

@@ -47,15 +47,20 @@ inline int detect_isa() {
     return level;
 }
 
-// The variant of a function for this processor; variants are listed from the lowest instruction set up.
-template <class F, int count>
-F* best(F* const (&variants)[count]) {
+inline int isa_level() {
     static std::atomic<int> isa{-1};
     int level = isa.load(std::memory_order_relaxed);
     if (level < 0) {
         level = detect_isa();
         isa.store(level, std::memory_order_relaxed);
     }
+    return level;
+}
+
+// The variant of a function for this processor; variants are listed from the lowest instruction set up.
+template <class F, int count>
+F* best(F* const (&variants)[count]) {
+    const int level = isa_level();
     return variants[level < count ? level : count - 1];
 }
 
@@ -219,7 +224,7 @@ public:
         if (empty) return nullptr;
         const int64_t* symbols = self->op->symbol_count > 0 ? extents : nullptr;
         if (self->cuda) return self->run_cuda(context, in, out, symbols);
-        for (int i = 0; i < max_packings; ++i) in[self->op->input_count + i] = self->packed[i];
+        for (int i = 0; i < max_packings; ++i) in[self->op->input_count + i] = self->packed[i].data;
 #if defined(MIRAGE_WITH_OPENCL)
         const opencl::Device* const device = self->op->opencl != nullptr ? opencl::Device::get() : nullptr;
         if (device != nullptr) return self->run_opencl(*device, context, in, out, symbols);
@@ -234,7 +239,7 @@ private:
     bool references;  // shapes can be read where they are
     char node[512];
     Held* held;                  // for each input; no data: it is asked for at every call
-    void* packed[max_packings];  // nullptr: not packed
+    PackedForm packed[max_packings];
 #if defined(MIRAGE_WITH_OPENCL)
     mutable opencl::Trial trial;
 
@@ -292,15 +297,15 @@ private:
         for (int i = 0; i < max_packings && p[i].input >= 0; ++i) {
             const Held& weight = held[p[i].input];
             if (weight.data == nullptr || !holds(weight.shape, p[i])) continue;
-            packed[i] = pack(p[i], weight.data);
-            if (packed[i] != nullptr) packed_bytes += packed_size(p[i]);
+            packed[i] = pack(p[i], weight.data, isa_level() == 2 && multiplies_matrices());
+            packed_bytes += packed[i].bytes;
         }
     }
 
     void forget_packed() {
-        for (int i = 0; i < max_packings; ++i) {
-            if (packed[i] != nullptr) packed_bytes -= packed_size(op->packings()[i]);
-            free(packed[i]);
+        for (const PackedForm& p : packed) {
+            packed_bytes -= p.bytes;
+            free(p.data);
         }
     }
 

@@ -7,6 +7,11 @@
 #include <cstring>
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <cpuid.h>
 #endif
 
 #include "mirage/entry.h"
@@ -24,10 +29,69 @@ inline Matrix matrix(const mirage_packing& p) {
     return p.row == 1 ? Matrix{apart, other} : Matrix{other, apart};
 }
 inline int64_t numbers_in_word(const mirage_packing& p) { return p.bytes == 4 && p.bits != 0 ? 32 / p.bits : 1; }
-inline size_t packed_size(const mirage_packing& p) {
-    const Matrix m = matrix(p);
-    const int64_t words = (m.deep + numbers_in_word(p) - 1) / numbers_in_word(p);
-    return (size_t((m.columns + panel - 1) / panel + 1) * size_t(words * panel) * size_t(p.bytes) + 63) / 64 * 64;
+inline int64_t panels(const mirage_packing& p) { return (matrix(p).columns + panel - 1) / panel + 1; }
+inline size_t panels_size(const mirage_packing& p) {
+    const int64_t words = (matrix(p).deep + numbers_in_word(p) - 1) / numbers_in_word(p);
+    return (size_t(panels(p)) * size_t(words * panel) * size_t(p.bytes) + 63) / 64 * 64;
+}
+
+// ---- split weights (mirage/cpu/split.hpp) --------------------------------------------------------------------------
+constexpr int64_t split_step = 32, split_matrix = 16 * split_step;
+constexpr size_t split_line = 64;  // bytes in front
+inline size_t split_size(const mirage_packing& p) {
+    return size_t(panels(p)) * size_t((matrix(p).deep + split_step - 1) / split_step * 3 * split_matrix) * 2;
+}
+// Whether the processor multiplies matrices of bfloat16 (AMX), and the system lets this process do so: it is asked to.
+inline bool multiplies_matrices() {
+#if defined(__x86_64__) && defined(__linux__)
+    unsigned a = 0, b = 0, c = 0, d = 0, saved = 0, high = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;  // bf16, tiles
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;                     // avx512_bf16
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    constexpr int request = 0x1023, tiles = 18;
+    return (saved >> 17 & 3) == 3 && syscall(SYS_arch_prctl, request, tiles) == 0;
+#else
+    return false;
+#endif
+}
+inline float from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+inline uint32_t to_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+// Whether every column is zero or has its largest number between 2^-40 and 2^60.
+inline bool may_split(const mirage_packing& p, const float* from) {
+    const auto [columns, deep] = matrix(p);
+    for (int64_t j = 0; j < columns; ++j) {
+        uint32_t most = 0;
+        for (int64_t k = 0; k < deep; ++k) {
+            const uint32_t bits = to_bits(from[j * p.row + k * p.depth]) & 0x7fffffffu;
+            most = bits > most ? bits : most;
+        }
+        if (most != 0 && (most < 0x2b800000u || most > 0x5d800000u)) return false;
+    }
+    return true;
+}
+inline void pack_split(const mirage_packing& p, const float* from, uint16_t* to) {
+    const auto [columns, deep] = matrix(p);
+    const int64_t wide = (deep + split_step - 1) / split_step * 3 * split_matrix;
+    memset(to, 0, split_size(p));
+    for (int64_t j = 0; j < columns; ++j)
+        for (int64_t k = 0; k < deep; ++k) {
+            float rest = from[j * p.row + k * p.depth];
+            const int64_t row = k % split_step / 2, at = (j % panel) * 2 + k % 2;
+            uint16_t* const place = to + j / panel * wide + k / split_step * 3 * split_matrix + row * split_step + at;
+            for (int part = 0; part < 3; ++part) {
+                const uint32_t bits = to_bits(rest), near = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+                place[part * split_matrix] = uint16_t(near);
+                rest -= from_bits(near << 16);
+            }
+        }
 }
 template <class T>
 inline void pack_numbers(const mirage_packing& p, const T* from, T* to) {
@@ -53,7 +117,7 @@ template <class T>
 inline void pack_words(const mirage_packing& p, const uint8_t* from, T* to) {
     const auto [columns, deep] = matrix(p);
     const int64_t per = numbers_in_word(p), words = (deep + per - 1) / per;
-    memset(to, 0, packed_size(p));
+    memset(to, 0, panels_size(p));
     for (int64_t j = 0; j < columns; ++j)
         for (int64_t k = 0; k < deep; ++k) {
             const int64_t at = (j * p.row + k * p.depth) * p.bits;
@@ -61,10 +125,7 @@ inline void pack_words(const mirage_packing& p, const uint8_t* from, T* to) {
             to[(j / panel * words + k / per) * panel + j % panel] |= T(number << (k % per * p.bits));
         }
 }
-// nullptr: no memory.
-inline void* pack(const mirage_packing& p, const void* from) {
-    void* const to = pages(packed_size(p));
-    if (to == nullptr) return nullptr;
+inline void pack_panels(const mirage_packing& p, const void* from, void* to) {
     if (p.bits != 0 && p.bytes == 4) {
         pack_words(p, static_cast<const uint8_t*>(from), static_cast<uint32_t*>(to));
     } else if (p.bits != 0) {
@@ -74,7 +135,25 @@ inline void* pack(const mirage_packing& p, const void* from) {
     } else {
         pack_numbers(p, static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to));
     }
-    return to;
+}
+struct PackedForm {
+    void* data;  // nullptr: no memory
+    size_t bytes;
+};
+// Where kernels `split`, a line is in front that tells whether weights are; `able`: they may be.
+inline PackedForm pack(const mirage_packing& p, const void* from, bool able = false) {
+    const bool split = p.split != 0 && able && may_split(p, static_cast<const float*>(from));
+    const size_t line = p.split != 0 ? split_line : 0, bytes = line + (split ? split_size(p) : panels_size(p));
+    char* const to = static_cast<char*>(pages(bytes));
+    if (to == nullptr) return {nullptr, 0};
+    if (line != 0) memset(to, 0, line);
+    if (split) {
+        to[0] = 1;
+        pack_split(p, static_cast<const float*>(from), reinterpret_cast<uint16_t*>(to + line));
+    } else {
+        pack_panels(p, from, to + line);
+    }
+    return {to, bytes};
 }
 
 // Bytes of all packed weights that live in this process.

@@ -18,8 +18,8 @@ from mirage_cli.lax.dtypes import F16, F32, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.search.schedules.architectures import ENGINES
 from mirage_cli.search.schedules.cost import bytes_once, floor_us
-from mirage_cli.search.schedules.engines import ENGINES
 from mirage_cli.search.schedules.original import original_us
 from mirage_cli.search.schedules.ranking import ranked
 from mirage_cli.search.schedules.target import load_target

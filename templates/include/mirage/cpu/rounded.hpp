@@ -12,6 +12,7 @@
 #endif
 
 #include "mirage/cpu/quantised.hpp"
+#include "mirage/cpu/split.hpp"
 
 #define MIRAGE_MEMBER __attribute__((always_inline)) inline
 

@@ -1,0 +1,71 @@
+"""What products take on one core of a CPU, in seconds, by how their operands lie."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirage_cli.lax.dtypes import F32, DType
+from mirage_cli.search.schedules.fitted import Cpu
+from mirage_cli.search.schedules.target import Target
+
+STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
+STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
+PANEL = 16  #: columns of a panel of packed weights
+SPLIT_ROWS = 16  #: rows from which packed float32 is split for matrix instructions, where a machine has them
+SPLIT_STEP = 32  #: summed positions of one of these, as in include/mirage/cpu/split.hpp
+SPLIT_BYTES = 1.5  #: bytes of split numbers over those of float32
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of products, one for each schedule."""
+
+    rows: Floats
+    columns: Floats
+    depth: Floats
+
+    @property
+    def flops(self) -> Floats:
+        """Multiply-adds, times two."""
+        return 2.0 * self.rows * self.columns * self.depth
+
+
+def as_stored(sizes: Sizes, rows_are_left: bool | None, target: Target, dtype: DType | None) -> Floats:
+    """Seconds with operands that are not packed. None: the smaller one is that of the rows."""
+    c, left, right = target.fitted(Cpu), sizes.rows, sizes.columns
+    rows = np.minimum(left, right) if rows_are_left is None else left if rows_are_left else right
+    few = rows <= STREAMED_ROWS
+    streamed, packed = rows / (rows + c.streamed_half), rows / (rows + c.packed_half)
+    rate = target.library_rate(dtype) * np.where(few, c.streamed_rate * streamed, c.packed_rate * packed)
+    spilled = few & (4 * left * right > c.first_cache)
+    sums = left * right * np.ceil(sizes.depth / STREAMS) * c.sum_seconds
+    return sizes.flops / rate + np.where(spilled, sums, 0.0)
+
+
+def in_panels(sizes: Sizes, target: Target, dtype: DType | None) -> Floats:
+    """Seconds with columns that are packed."""
+    c = target.fitted(Cpu)
+    reached = c.panel_rate * sizes.rows / (sizes.rows + c.panel_half)
+    return sizes.flops / (target.library_rate(dtype) * reached)
+
+
+def by_matrices(sizes: Sizes, target: Target) -> Floats:
+    """Seconds with columns that are split for matrix instructions: whole matrices are multiplied, and rows are split first."""
+    c = target.fitted(Cpu)
+    parts = ((sizes.rows, 16), (sizes.columns, 2 * PANEL), (sizes.depth, SPLIT_STEP))
+    flops = 2.0 * math.prod(np.ceil(n / size) * size for n, size in parts)
+    return flops / (target.split * c.split_rate) + sizes.rows * sizes.depth * c.split_flops / target.special
+
+
+def splits(dtype: DType, rows: Floats | int, depth: Floats | int, deep: int) -> Bools:
+    """Whether products of so many rows, `depth` of `deep` summed positions at a time, may split a packed weight for matrix
+    instructions."""
+    whole = (np.asarray(depth) % SPLIT_STEP == 0) | (np.asarray(depth) == deep)
+    return np.asarray(whole & (np.asarray(rows) >= SPLIT_ROWS) & (dtype == F32), bool)
