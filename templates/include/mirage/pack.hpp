@@ -88,7 +88,7 @@ inline void pack_split(const mirage_packing& p, const float* from, uint16_t* to)
             uint16_t* const place = to + j / panel * wide + k / split_step * 3 * split_matrix + row * split_step + at;
             for (int part = 0; part < 3; ++part) {
                 const uint32_t bits = to_bits(rest), near = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-                place[part * split_matrix] = uint16_t(near);
+                place[(2 - part) * split_matrix] = uint16_t(near);  // in the order in which they are read
                 rest -= from_bits(near << 16);
             }
         }

@@ -3,7 +3,7 @@
 // of two such numbers make their product to within 2^-24; in every step small ones are added first. Sums are float32.
 //
 // How weights lie is told by the line in front of them (`pack` in pack.hpp): 0: panels as in packed.hpp, 1: split. Then a panel of 16
-// columns has for every 32 summed positions three matrices, the largest numbers first, of 16 rows: row r has the positions 2 r
+// columns has for every 32 summed positions three matrices, the smallest numbers first, of 16 rows: row r has the positions 2 r
 // and 2 r + 1 of each column side by side. Behind the last position and the last column there are zeros, and a panel of these.
 #pragma once
 #include "mirage/cpu/packed.hpp"
@@ -99,8 +99,8 @@ MIRAGE_INLINE void split_numbers(bfloat* to, const float* from) {
 // Rows (16 at most; zeros are the others) of `a` as matrices of `to`: for each STEP of `depth` positions three.
 [[maybe_unused]] static void split_rows(bfloat* to, const float* a, int64_t lda, int rows, int depth) {
     if (rows < 16) std::memset(to, 0, size_t(depth + STEP - 1) / STEP * SPLIT * MATRIX * sizeof(bfloat));
-    for (int k = 0; k < depth; k += STEP)
-        for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < rows; ++r)
+        for (int k = 0; k < depth; k += STEP) {
             bfloat* const row = to + k / STEP * SPLIT * MATRIX + r * STEP;
             const float* const from = a + r * lda + k;
             if (depth - k >= STEP) {
@@ -113,8 +113,10 @@ MIRAGE_INLINE void split_numbers(bfloat* to, const float* from) {
         }
 }
 // TALL x 2 blocks of 16 x 16 of the result, put to `c`: the blocks of rows lie `apart` numbers from one another, panels `panel`.
+// Every `of`th line of the two panels that come next is fetched, from line `line` on.
 template <int TALL>
-[[maybe_unused]] static void split_block(float* c, const bfloat* a, int64_t apart, const bfloat* b, int64_t panel, int steps) {
+[[maybe_unused]] static void split_block(float* c, const bfloat* a, int64_t apart, const bfloat* b, int64_t panel, int steps, int line,
+                                         int of) {
     MIRAGE_CLEAR(0);
     MIRAGE_CLEAR(1);
     MIRAGE_CLEAR(2);
@@ -137,14 +139,18 @@ template <int TALL>
     };
     for (int s = 0; s < steps; ++s) {
         const bfloat *const x = a + s * SPLIT * MATRIX, *const y = b + s * SPLIT * MATRIX;
+        for (int q = line * STEP; q < SPLIT * MATRIX; q += of * STEP) {
+            __builtin_prefetch(y + 2 * panel + q, 0, 2);
+            __builtin_prefetch(y + 3 * panel + q, 0, 2);
+        }
         rows(x);
-        columns(y + 2 * MATRIX);
+        columns(y);
         multiply();
         columns(y + MATRIX);
         multiply();
         rows(x + MATRIX);
         multiply();
-        columns(y);
+        columns(y + 2 * MATRIX);
         multiply();
         rows(x + 2 * MATRIX);
         multiply();
@@ -157,6 +163,12 @@ template <int TALL>
         MIRAGE_WRITE(2, c + 16 * BLOCK_COLS);
         MIRAGE_WRITE(3, c + 16 * BLOCK_COLS + 16);
     }
+}
+MIRAGE_INLINE void plain_part(Plain, Result c, int i, Operand<float> a, int rows, Operand<float> b, int cols, int depth) {
+    contract(c.data + i * c.row, c.row, rows, cols, depth, a, b, !c.fresh);
+}
+MIRAGE_INLINE void plain_part(Turned, Result c, int i, Operand<float> a, int rows, Operand<float> b, int cols, int depth) {
+    contract(c.data + i, c.row, cols, rows, depth, b, a, !c.fresh);
 }
 MIRAGE_INLINE void join(Plain, Result c, const float* part, int i, int j, int high, int width) {
     if (width < BLOCK_COLS) return Plain::put(c, part, i, j, high, width);
@@ -184,43 +196,40 @@ template <class Form>
         for (int i = 0; i < rows; i += 32) {
             const int high = rows - i < 32 ? rows - i : 32, width = cols - j < BLOCK_COLS ? cols - j : BLOCK_COLS;
             const bfloat *const x = numbers + i / 16 * apart, *const y = b + j / PANEL * panel;
-            if (high > 16) {
-                split_block<2>(part, x, apart, y, panel, steps);
+            if (high <= 16) {
+                split_block<1>(part, x, apart, y, panel, steps, i / 32, (rows + 31) / 32);
             } else {
-                split_block<1>(part, x, apart, y, panel, steps);
+                split_block<2>(part, x, apart, y, panel, steps, i / 32, (rows + 31) / 32);
             }
             join(Form{}, c, part, first + i, j, high, width);
         }
 }
-// As `packed_parts`; false, with nothing done, where a row has numbers that cannot be split.
-template <class Form>
-[[maybe_unused]] static bool split_parts(float* c, int64_t ldc, int rows, int cols, int depth, Operand<float> a, const bfloat* b,
-                                         int64_t panel, bool add) {
+// As `packed_parts`. Parts with rows that cannot be split are multiplied `plainly(c, i, rows, k, depth)` from row i and position k on.
+template <class Form, class F>
+[[maybe_unused]] static void split_parts(float* c, int64_t ldc, int rows, int cols, int depth, Operand<float> a, const bfloat* b,
+                                         int64_t panel, bool add, const F& plainly) {
     alignas(64) float turned[SPLIT_ROWS * SPLIT_DEPTH];
-    const auto turn = [&](int i, int high, int k, int part) {
-        for (int t = 0; t < part; ++t)
-            for (int r = 0; r < high; ++r) turned[r * SPLIT_DEPTH + t] = a.data[(i + r) * a.row + (k + t) * a.depth];
-    };
-    const auto each = [&](const auto& run) {
-        for (int k = 0; k < depth; k += SPLIT_DEPTH)
-            for (int i = 0; i < rows; i += SPLIT_ROWS) {
-                const int high = rows - i < SPLIT_ROWS ? rows - i : SPLIT_ROWS;
-                const int part = depth - k < SPLIT_DEPTH ? depth - k : SPLIT_DEPTH;
-                if (a.depth != 1) turn(i, high, k, part);
-                const bool whole = a.depth == 1;
-                if (!run(i, high, k, part, whole ? a.data + i * a.row + k : turned, whole ? a.row : SPLIT_DEPTH)) return false;
-            }
-        return true;
-    };
-    const auto may = [&](int, int high, int, int part, const float* x, int64_t lda) { return may_split(x, lda, high, part); };
-    if (!each(may)) return false;
     begin_matrices();
-    each([&](int i, int high, int k, int part, const float* x, int64_t lda) {
-        split_part<Form>({c, ldc, !add && k == 0}, i, high, cols, x, lda, part, b + k / STEP * SPLIT * MATRIX, panel);
-        return true;
-    });
+    for (int k = 0; k < depth; k += SPLIT_DEPTH)
+        for (int i = 0; i < rows; i += SPLIT_ROWS) {
+            const int high = rows - i < SPLIT_ROWS ? rows - i : SPLIT_ROWS;
+            const int part = depth - k < SPLIT_DEPTH ? depth - k : SPLIT_DEPTH;
+            const Result to = {c, ldc, !add && k == 0};
+            const float* x = a.data + i * a.row + k;
+            int64_t lda = a.row;
+            if (a.depth != 1) {
+                for (int t = 0; t < part; ++t)
+                    for (int r = 0; r < high; ++r) turned[r * SPLIT_DEPTH + t] = a.data[(i + r) * a.row + (k + t) * a.depth];
+                x = turned;
+                lda = SPLIT_DEPTH;
+            }
+            if (may_split(x, lda, high, part)) {
+                split_part<Form>(to, i, high, cols, x, lda, part, b + k / STEP * SPLIT * MATRIX, panel);
+            } else {
+                plainly(to, i, high, k, part);
+            }
+        }
     end_matrices();
-    return true;
 }
 // The place of the matrices where an operand begins; nullptr where it begins inside of one, and where it is not split.
 MIRAGE_INLINE const bfloat* begin(const Split<float>& x, int64_t panel) {
@@ -236,7 +245,14 @@ MIRAGE_INLINE bool by_matrices(float* c, int64_t ldc, int rows, int cols, int de
                                bool add) {
     const int64_t panel = (b.as.deep + STEP - 1) / STEP * SPLIT * MATRIX;
     const bfloat* const from = begin(b, panel);
-    return from != nullptr && depth > 0 && split_parts<Form>(c, ldc, rows, cols, depth, a, from, panel, add);
+    if (from == nullptr || depth == 0) return false;
+    const Operand<float>& whole = b.as.plain;
+    split_parts<Form>(c, ldc, rows, cols, depth, a, from, panel, add, [&](Result to, int i, int high, int k, int part) {
+        const Operand<float> x = {a.data + i * a.row + k * a.depth, a.row, a.depth};
+        const Operand<float> y = {whole.data + k * whole.depth, whole.row, whole.depth};
+        plain_part(Form{}, to, i, x, high, y, cols, part);
+    });
+    return true;
 }
 #else
 template <class Form>
