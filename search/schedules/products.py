@@ -16,7 +16,7 @@ from mirage_cli.search.schedules.target import Target
 STREAMED_ROWS = 18  #: up to so many rows are streamed, as in include/mirage/cpu/contract.hpp
 STREAMS = 8  #: summed positions between two times that sums of streamed rows are read and written
 PANEL = 16  #: columns of a panel of packed weights
-SPLIT_ROWS = 64  #: rows from which packed float32 is split for matrix instructions, where a machine has them: fewer wait for memory
+SPLIT_ROWS = 64  #: rows from which packed float32 is split for matrix instructions; fewer wait for memory
 SPLIT_STEP = 32  #: summed positions of one of these, as in include/mirage/cpu/split.hpp
 SPLIT_BYTES = 1.5  #: bytes of split numbers over those of float32
 Floats: TypeAlias = NDArray[np.float64]
