@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-extras lint format golden reference docs samples models cases kills guarantee ablation experiment mutations kernel-mutations programs fuzz foreign \
+.PHONY: help demo test test-extras lint format golden reference docs samples models cases kills guarantee ablation experiment mutations kernel-mutations spoiled-stages programs fuzz foreign \
   threads passes suite tuning cpu-suite edges oldest reproducible lock dist clean
 
 help: ## Print these targets
@@ -88,6 +88,9 @@ mutations: $(STAMP) ## Prove or refute 10,000 random changes of proved muGraphs 
 
 kernel-mutations: $(STAMP) ## Refute 10,000 random changes of printed kernels (docs/proof.md; goes on where it was stopped); COUNT of each kernel
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.kernel_proof.mutations $(if $(COUNT),--count $(COUNT))
+
+spoiled-stages: $(STAMP) ## Refute 10,000 spoiled schedules of kernels with stages (docs/proof.md); COUNT, SEED for others
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.kernel_proof.spoiled_stages --count $(or $(COUNT),10000) --seed $(or $(SEED),1)
 
 programs: $(STAMP) ## Optimize 1,000 random programs and compare them with float64 (docs/reliability.md); COUNT, SEED for others
 	$(BIN)/python -m tests.random_programs --count $(or $(COUNT),1000) --seed $(or $(SEED),0)

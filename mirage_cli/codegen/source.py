@@ -14,6 +14,7 @@ from mirage_cli.codegen.requests import host
 from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.requests.request import Packing, Request, Spelled
 from mirage_cli.codegen.requests.siblings import joined
+from mirage_cli.codegen.requests.stages import staged as in_stages
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.printer import text
@@ -24,7 +25,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.alternatives import Alternative, Bound
 from mirage_cli.search.schedules.architectures import alone, number
-from mirage_cli.search.schedules.schedule import Schedule, launches
+from mirage_cli.search.schedules.schedule import Schedule, launches, staged
 from mirage_cli.search.schedules.target import Target, load_target
 
 MAX_PACKINGS = 32  #: as in ort_shapes.hpp
@@ -143,37 +144,49 @@ def _way(
     shares: list[Extent] = []
     empty = _summed(program)
     on = LANGUAGES[target.kind].host
-    together = launches(graph, way.schedules, passes.siblings and target.kind == "cuda")
+    runs = launches(graph, way.schedules, passes.siblings and target.kind == "cuda")
+    together = staged(way.schedules, runs, passes.stages and target.kind == "cuda")
     readers = Counter(part.inputs[i.source] for part in graph.kernels for i in part.program.inputs)
     given, kept = in_parts(program), set[int]()  #: sources in parts, and those that a kernel stores
-    for at, run in enumerate(together, first):
-        parts = []
-        for part, schedule in ((graph.kernels[n], way.schedules[n]) for n in run):
-            weights = part.early(program) if target.threaded else part.constants(program)
-            alone = frozenset(k for k, t in enumerate(part.inputs) if t in given and readers[t] == 1)
-            made = kernel_of(
-                Request(part.program, part.block, schedule, target, at, program.symbols, passes, weights, empty, alone)
-            )
-            if not passes.overlap:
-                made = replace(made, launch=replace(made.launch, dependent=False))
-            inputs = (
-                _part(program, part.inputs[i.source], i.part)
-                if part.inputs[i.source] in given
-                else _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
-                if i.packing is None
-                else _panels(program, replace(i.packing, source=part.inputs[i.source]), packings)
-                for i in made.launch.inputs
-            )
-            whole = [part.inputs[o.source] for o in made.launch.outputs if o.source >= 0]
-            kept.update(whole)
-            outputs = (
-                *(_pointer(graph, t, offsets, program.symbols, on) for t in part.outputs),
-                *(_part(program, t, 0) for t in whole),
-            )
-            own = on.inside(host.bytes_of([*total, *shares], program.symbols))
-            parts.append(host.Started(made, tuple(inputs), tuple(outputs), own))
-            shares += [made.workspace] if made.workspace else []
-        kernels.append(joined(parts) if len(parts) > 1 else parts[0])
+
+    def started(n: int, at: int, later: bool) -> host.Started:
+        """Kernel `n` of the muGraph in launch `at`, in a `later` stage of it."""
+        part, schedule = graph.kernels[n], way.schedules[n]
+        weights = part.early(program) if target.threaded else part.constants(program)
+        if later:  # what was written before the launch is known by then
+            weights |= {k for k, t in enumerate(part.inputs) if t < graph.sources and t not in given}
+        alone = frozenset(k for k, t in enumerate(part.inputs) if t in given and readers[t] == 1)
+        made = kernel_of(
+            Request(part.program, part.block, schedule, target, at, program.symbols, passes, weights, empty, alone)
+        )
+        if not passes.overlap:
+            made = replace(made, launch=replace(made.launch, dependent=False))
+        inputs = (
+            _part(program, part.inputs[i.source], i.part)
+            if part.inputs[i.source] in given
+            else _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
+            if i.packing is None
+            else _panels(program, replace(i.packing, source=part.inputs[i.source]), packings)
+            for i in made.launch.inputs
+        )
+        whole = [part.inputs[o.source] for o in made.launch.outputs if o.source >= 0]
+        kept.update(whole)
+        outputs = (
+            *(_pointer(graph, t, offsets, program.symbols, on) for t in part.outputs),
+            *(_part(program, t, 0) for t in whole),
+        )
+        return own(host.Started(made, tuple(inputs), tuple(outputs), k.ZERO))
+
+    def own(s: host.Started) -> host.Started:
+        """The same with its own part of the workspace."""
+        place = on.inside(host.bytes_of([*total, *shares], program.symbols))
+        shares.extend([s.kernel.workspace] if s.kernel.workspace else [])
+        return replace(s, own=place)
+
+    for at, stages in enumerate(together, first):
+        found = [[started(n, at, bool(later)) for n in run] for later, run in enumerate(stages)]
+        parts = [joined(s) if len(s) > 1 else s[0] for s in found]
+        kernels.append(own(in_stages(parts)) if len(parts) > 1 else parts[0])
     if apart := [t for t in given if t not in kept]:
         kernels.insert(0, _joining(program, apart, target, first + len(kernels)))
     return host.Way(condition, tuple(kernels), host.bytes_of([*total, *shares], program.symbols))

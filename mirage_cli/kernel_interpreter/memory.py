@@ -57,7 +57,8 @@ class Unknown(Exception):
 @dataclass(slots=True)
 class Global:
     """A tensor or workspace: [fields, elements], which elements were written (None: all, before the kernel), and by which
-    blocks (-1: none) of those that run side by side in `writing`."""
+    blocks (-1: none) of those that run side by side in `writing`, after how many barriers of the grid (`stamp`); `reads`:
+    [block, element], one more than the barriers after which it was last read (0: never), where blocks wait for one another."""
 
     name: str
     values: Array
@@ -67,6 +68,8 @@ class Global:
     rounds: bool = False  #: a weight, of which the model says that its products round what they multiply
     writing: Any = None
     writer: Array | None = None
+    stamp: Array | None = None
+    reads: Array | None = None
     changed: Callable[[Array], None] = lambda elements: None  #: told which elements were written
     marks: dict[Any, tuple[Array, Array]] = field(default_factory=dict)  #: see `Beside`
 

@@ -34,6 +34,7 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Any]] = {}  #: what a value is as on
 POINTERS: dict[str, Callable[[Any, Any], Any]] = {}  #: what a place in memory is as one of a type that is no number
 ROLES: set[str] = set()  #: names that tell that a kernel's warps have roles of their own and wait for one another
 GRID: set[str] = set()  #: names of instructions with which all blocks of a kernel put results together
+STAGES: set[str] = set()  #: names of instructions with which all blocks of a kernel wait for one another
 CONSTANTS: dict[str, str] = {}  #: names of numbers in the headers
 
 

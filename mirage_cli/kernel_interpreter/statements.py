@@ -146,7 +146,9 @@ class Statements(Expressions):
 
         def run(s: Strand) -> None:
             if value is not None:
-                s.env[slot.number] = value(s)
+                s.env[slot.number] = new = value(s)
+                if v.restrict and t.const and s.world.epochs is not None and isinstance(new, Pointer):
+                    s.world.barriers.setdefault("restricted", []).append(new.memory)
                 return
             known = own(s)
             make = registry.struct(known.name) if not v.pointers and not dims else None

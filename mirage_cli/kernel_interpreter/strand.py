@@ -19,7 +19,8 @@ from mirage_cli.kernel_interpreter.shared import FLYING, Clocks, Shared
 @dataclass(slots=True)
 class Launch:
     """A launch: which blocks run (`blocks`, those of a cluster one after the other), with how many threads and bytes of
-    shared memory each, in clusters of how many; `dependent`: while what was launched before may still run."""
+    shared memory each, in clusters of how many; `dependent`: while what was launched before may still run; `resident`: all
+    of them at the same time."""
 
     blocks: Sequence[int]
     threads: int
@@ -27,6 +28,7 @@ class Launch:
     grid: int
     cluster: int = 1
     dependent: bool = False
+    resident: bool = False
 
 
 @dataclass(slots=True)
@@ -41,7 +43,8 @@ class World:
     barriers: dict[Any, Any] = field(default_factory=dict)  #: named barriers and what else instructions keep for all
     array: Callable[..., Any] | None = None  #: how arrays are made that kernels declare (None: of registers)
     endings: list[Callable[[], None]] = field(default_factory=list)  #: what has to hold when all strands have ended
-    sees: Array | None = None  #: [block, block]: whether it has waited for what the other one writes to global memory
+    sees: Array | None = None  #: [block, block]: for what the other one did up to how many barriers it has waited
+    epochs: Array | None = None  #: of each block how many barriers of the grid it has been at, where there are such
     iterations: int = 0  #: that have run side by side
     at_once: bool = False  #: whether copies are there as soon as they begin
     key: object = field(default_factory=object)  #: what is its own
@@ -247,6 +250,11 @@ class Strand:
             return np.zeros((self.arithmetic.fields, *at.shape), dtype=self.arithmetic.dtype)
         for loop in self.beside if memory.written is not None else ():
             loop.reads(memory, at[active], np.broadcast_to(loop.own, at.shape)[active])
+        if self.world.epochs is not None and memory.written is not None:
+            self._begun(memory)
+            assert memory.reads is not None
+            block = np.broadcast_to(self.block, at.shape)[active]
+            memory.reads[block, at[active]] = self.world.epochs[block] + 1
         values = memory.values[:, at]
         if memory.written is not None and not memory.written[at].all():
             values = np.where(memory.written[at], values, self.arithmetic.arbitrary(at.shape))
@@ -258,7 +266,28 @@ class Strand:
             return np.zeros(at.shape, dtype=bool)
         writer = memory.writer[np.where(active, at, 0)] if at.size else at
         foreign: Array = active & (writer >= 0) & (writer != self.block)
-        return foreign if self.world.sees is None else foreign & ~self.world.sees[self.block, writer]
+        if self.world.sees is None or memory.stamp is None:
+            return foreign
+        unseen: Array = foreign & (self.world.sees[self.block, writer] <= memory.stamp[np.where(active, at, 0)])
+        return unseen
+
+    def _begun(self, memory: Global) -> None:
+        """What this launch writes to a memory, and reads of it, is kept from now on."""
+        if memory.writer is not None and memory.writing is self.world:
+            return
+        memory.writing, n = self.world, memory.values.shape[1]
+        memory.writer, memory.stamp = np.full(n, -1, dtype=np.int32), np.zeros(n, dtype=np.int32)
+        blocks = len(self.world.launch.blocks)
+        memory.reads = None if self.world.epochs is None else np.zeros((blocks, n), dtype=np.int32)
+
+    def _after_reads(self, memory: Global, at: Array, block: Array) -> None:
+        """Raises Fault where blocks write what another one may still read."""
+        if memory.reads is None or memory.writing is not self.world:
+            return
+        read, own = memory.reads[:, at], np.arange(len(memory.reads))[:, None] == block
+        seen = np.zeros_like(memory.reads[:, :1]) if self.world.sees is None else self.world.sees[block].T
+        if ((read > seen) & ~own).any():
+            raise Fault(f"a block writes what another one reads of {memory.name}, and has not waited for it")
 
     def _inside(self, memory: Global, at: Array, active: Array, what: str) -> None:
         outside = ((at < 0) | (at >= memory.values.shape[1])) & active
@@ -297,6 +326,9 @@ class Strand:
         at, block = at[active], np.broadcast_to(self.block, at.shape)[active]
         for loop, iterations in zip(self.beside, own, strict=True):
             loop.writes(memory, at, iterations)
+        self._after_reads(memory, at, block)
+        if self.world.epochs is not None and foreign.any():
+            raise Fault(f"two blocks write one element of {memory.name}, and none waits for the other")
         old = memory.values[:, at[foreign]]
         memory.values[:, at] = values
         now = np.concatenate([memory.values[:, at], old], axis=1)
@@ -306,9 +338,10 @@ class Strand:
             raise Fault(f"several threads write different values to one element of {memory.name}")
         memory.written[at] = True
         memory.changed(at)
-        if memory.writer is None or memory.writing is not self.world:
-            memory.writing, memory.writer = self.world, np.full(memory.values.shape[1], -1, dtype=np.int32)
+        self._begun(memory)
+        assert memory.writer is not None and memory.stamp is not None
         memory.writer[at] = block
+        memory.stamp[at] = 0 if self.world.epochs is None else self.world.epochs[block]
 
     def aligned(self, p: Pointer, bytes_: int, active: Array | None = None) -> None:
         """Raises Fault unless a pointer of the active lanes is a multiple of so many bytes."""

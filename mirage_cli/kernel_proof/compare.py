@@ -112,6 +112,9 @@ class Placed(Residues):
         return signed[0], (signed == signed[:1]).all(axis=0) & (abs(signed[0]) < NEAR)
 
 
+TURNS = 3  #: tasks of a stage that resident blocks take over residues; over float64 each takes one
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The outcome of running a source: nothing (`reason` is empty), or why it is not the program."""
@@ -187,7 +190,9 @@ class Point:
         granule = min([2.0, *(s.dtype.size for s in self.program.sources)])
         arithmetic = self.arithmetic()
         p, watched = self.program, arithmetic.residues
-        return Run(source, arithmetic, choose, granule, p.constants, watched, early=p.early, rounds=p.rounds)
+        run = Run(source, arithmetic, choose, granule, p.constants, watched, early=p.early, rounds=p.rounds)
+        run.turns = TURNS if watched else 1
+        return run
 
     def _called(self, run: Run) -> list[Global]:
         sizes = [w.shape[1] for w in self.wanted]

@@ -141,7 +141,8 @@ def _points(
         printed = text(program, graph, schedules)
         return "real", [(program, graph, printed, s) for s in _affordable(program, graph, tiles)]
     short = structured(program, graph, tiles, {}, 1)
-    if all(len(run) == 1 for run in launches(graph, schedules)) and _apart(graph, cost(*short, tiles, {})):
+    alone = all(len(run) == 1 for run in launches(graph, schedules)) and not any(s.stage for s in schedules)
+    if alone and _apart(graph, cost(*short, tiles, {})):
         parts = [(_alone(program, k), s, t) for k, s, t in zip(graph.kernels, schedules, tiles, strict=True)]
         return "stand-in", [_shorter(*p, [s], [t], structured(*p, [t], {}, 1), text) for p, s, t in parts]
     if cost(*short, tiles, {}) > MOST_WORK:

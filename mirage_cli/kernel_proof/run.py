@@ -20,6 +20,7 @@ from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instruc
     boxes,
     common,
     cpu,
+    grid,
     packed,
     rows,
     strip,
@@ -210,6 +211,9 @@ class Run:
     early: frozenset[int] = frozenset()  #: numbers of other inputs that no kernel writes
     rounds: frozenset[int] = frozenset()  #: numbers of weights whose products round
     at_once: bool = False  #: whether copies are there as soon as they begin, and not when they are waited for
+    turns: int = 1  #: of blocks that are resident, which take so many tasks of a stage one after the other
+    fresh: set[int] = field(default_factory=set)  #: numbers that were given to launches and not used
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  #: those to be given
     launched: list[tuple[str, Launch]] = field(default_factory=list)
 
     def call(self, inputs: Sequence[Array], outputs: Sequence[int], extents: Sequence[int] = ()) -> list[Global]:
@@ -279,6 +283,8 @@ class Run:
         """Run the chosen blocks of a kernel, some at a time."""
         kernel, body = self.source.kernels[name], self.source.compiled[name]
         self.launched.append((name, launch))
+        if _has_stages(kernel) and not launch.resident:
+            raise Fault(f"the blocks of {name} wait for one another, and may not run at the same time")
         chosen = list(self.choose(launch.grid, launch.cluster))
         if not kernel.bounds:
             for first in range(0, len(chosen), TASKS_AT_ONCE):
@@ -295,7 +301,17 @@ class Run:
             own = list(alike)
             for first in range(0, len(own), at_once):
                 part = replace(launch, blocks=own[first : first + at_once])
-                run_blocks(self.arithmetic, kernel, body, part, parameters, self.granule, self.watched, self.at_once)
+                run_blocks(
+                    self.arithmetic,
+                    kernel,
+                    body,
+                    part,
+                    parameters,
+                    self.granule,
+                    self.watched,
+                    self.at_once,
+                    self.fresh,
+                )
 
 
 def run_tasks(
@@ -319,6 +335,7 @@ def run_blocks(
     granule: float = 2,
     watched: bool = True,
     at_once: bool = False,
+    fresh: set[int] | None = None,
 ) -> None:
     """Run some blocks of a kernel side by side; what races for shared memory is looked for where it is `watched`; copies land
     `at_once`, or when they are waited for. Raises Fault."""
@@ -329,6 +346,9 @@ def run_blocks(
     shared = Shared(arithmetic, n, size, granule, clocks=clocks, warps=warps, cluster=cluster, watched=watched)
     world = World(arithmetic, launch, shared, clocks, Turns(), at_once=at_once)
     world.barriers["parameters"] = parameters
+    if _has_stages(kernel):
+        world.barriers["fresh"] = set() if fresh is None else fresh
+        world.sees, world.epochs = np.zeros((n, n), dtype=np.int32), np.zeros(n, dtype=np.int32)
     block = np.repeat(np.arange(n, dtype=np.int64), launch.threads)
     thread = np.tile(np.arange(launch.threads, dtype=np.int64), n)
     parts = _strands(kernel, block, thread)
@@ -367,7 +387,12 @@ def _ranges(kernel: ir.Kernel, launch: Launch, parameters: Any) -> list[int]:
 
 def _waits_for_all(kernel: ir.Kernel) -> bool:
     """True if blocks of a kernel put their results together."""
-    return not registry.GRID.isdisjoint(_names(kernel))
+    return not (registry.GRID | registry.STAGES).isdisjoint(_names(kernel))
+
+
+def _has_stages(kernel: ir.Kernel) -> bool:
+    """True if blocks of a kernel wait for all others."""
+    return not registry.STAGES.isdisjoint(_names(kernel))
 
 
 @functools.lru_cache(maxsize=256)
@@ -381,6 +406,24 @@ def _launch(s: Any, static: Sequence[Any], kernel: str, admitted: Any, blocks: A
     run: Run = s.world.barriers["run"]
     run.launch(kernel, Launch([], int(threads), int(shared_bytes), int(blocks), int(cluster), dependent), parameters)
     return 0
+
+
+@registry.instruction("launch_resident")
+def _launch_resident(s: Any, static: Sequence[Any], kernel: str, admitted: Any, tasks: Any, *rest: Any) -> int:
+    """As many blocks as the device holds: some number of whole clusters, which take the tasks in turns."""
+    threads, shared_bytes, cluster, dependent, _, parameters = rest
+    run: Run = s.world.barriers["run"]
+    blocks = -(-int(tasks) // (run.turns * int(cluster))) * int(cluster)
+    run.launch(kernel, Launch([], int(threads), int(shared_bytes), blocks, int(cluster), dependent, True), parameters)
+    return 0
+
+
+@registry.instruction("fresh_number")
+def _fresh_number(s: Any, static: Sequence[Any]) -> int:
+    run: Run = s.world.barriers["run"]
+    number = next(run.numbers)
+    run.fresh.add(number)
+    return number
 
 
 @registry.instruction("mirage_parallel")

@@ -34,6 +34,11 @@ class Schedule:
         share. The tile is a share of two iterations then, which the proof takes."""
         return dict(self.numbers).get("parts", 0)
 
+    @property
+    def stage(self) -> bool:
+        """Whether the kernel is a further stage of the launch before it."""
+        return bool(dict(self.numbers).get("stage", 0))
+
     def tile(self, axis: str) -> int | None:
         """The tile of a grid axis; None for an axis that blocks hold whole."""
         return dict(self.tiles).get(axis)
@@ -83,6 +88,18 @@ def launches(graph: KernelGraph, schedules: Sequence[Schedule], siblings: bool =
         else:
             found.append(range(n, n + 1))
         shape = own
+    return found
+
+
+def staged(schedules: Sequence[Schedule], runs: Sequence[range], stages: bool = True) -> list[list[range]]:
+    """The launches of a muGraph, each with its stages: a run of kernels whose first one is to be a `stage` of the launch
+    before it becomes one; without `stages` each is a launch."""
+    found: list[list[range]] = []
+    for run in runs:
+        if found and stages and schedules[run.start].stage:
+            found[-1].append(run)
+        else:
+            found.append([run])
     return found
 
 

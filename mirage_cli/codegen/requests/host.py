@@ -104,13 +104,14 @@ def started_with(s: Started, starts: Callable[[Started, str], list[ir.Statement]
 def _on_device(s: Started, own: str) -> list[ir.Statement]:
     launch = s.kernel.launch
     sizes = (launch.threads, launch.shared_bytes, launch.cluster, launch.dependent)
+    starts = "mirage::launch_resident" if launch.resident else "mirage::launch"
     admitted = ir.Variable(
         "admitted", value=k.construct(ir.Type("std::atomic", (ir.Type("uint64_t"),)), 0), braces=True
     )
     started = [
         *s.kernel.setup(s.own),
         ir.Declare(ir.Type("std::atomic", (ir.Type("uint64_t"),)), (admitted,), "static"),
-        k.assign("status", k.call("mirage::launch", own, "admitted", "blocks", *sizes, "stream", "p")),
+        k.assign("status", k.call(starts, own, "admitted", "blocks", *sizes, "stream", "p")),
         FAILED,
     ]
     return [blocks_of(s), k.when(k.name("blocks") > 0, *started)]

@@ -9,6 +9,7 @@ schedules, and the engines that kernels of many or few rows and of rows without 
     overlap  a kernel begins while the one before it ends (`launch.cuh`)
     tunings  schedules that were measured once, where the program is known (`planning/tuned.py`)
     siblings kernels that need nothing of one another are started as one (`siblings.py`)
+    stages   kernels that follow one another are stages of one (`stages.py`)
     strip, rows, warpgroup   engines of CUDA kernels; without all of them the engine `block` makes every kernel
 
 A kernel is right with any of them off; only its cost changes.
@@ -34,6 +35,7 @@ class Passes:
     overlap: bool = True
     tunings: bool = True
     siblings: bool = True
+    stages: bool = True
     engines: tuple[str, ...] = ENGINES  #: those that may be chosen beside `block`
 
     @property

@@ -91,7 +91,8 @@ class Parameter:
 class Launch:
     """How the host starts a kernel: the tensors and symbols (by number) among its parameters, factors of the number of
     blocks, threads and bytes of shared memory of a block (on a CPU: of a thread's own), blocks of a cluster, whether it may
-    begin before the one before it has ended (`dependent`), and on a CPU whether threads share its blocks out (`parallel`)."""
+    begin before the one before it has ended (`dependent`), on a CPU whether threads share its blocks out (`parallel`), and
+    whether all of its blocks run at the same time (`resident`), as many as a device holds."""
 
     inputs: tuple[Parameter, ...]
     outputs: tuple[Parameter, ...]
@@ -102,6 +103,7 @@ class Launch:
     cluster: int = 1
     dependent: bool = False
     parallel: bool = True
+    resident: bool = False
 
     def fields(self, *members: ir.Field) -> tuple[ir.Field, ...]:
         """The members of the kernel's parameters, with `members` of its own."""

@@ -49,7 +49,7 @@ def joined(parts: Sequence[Started]) -> Started:
     for end, body in zip(reversed(ends), reversed(others), strict=True):
         last = (k.when(k.binary("<", BLOCK, end), *body, otherwise=last),)
     fields = launch.fields(*(ir.Field(ir.Type("unsigned"), end.name) for end in ends))
-    kernel = replace(first.kernel, fields=fields, bounds=_bounds(kernels), body=last)
+    kernel = replace(first.kernel, fields=fields, bounds=bounds(kernels), body=last)
 
     def setup(_: ir.Expression) -> list[ir.Statement]:
         counts = [k.product(x.launch.blocks) for x in kernels]
@@ -74,7 +74,7 @@ def _named(p: Parameter, part: int) -> Parameter:
     return replace(p, name=f"{p.name}_{part}")
 
 
-def _bounds(kernels: Sequence[Kernel]) -> tuple[int, ...]:
+def bounds(kernels: Sequence[Kernel]) -> tuple[int, ...]:
     """What the compiler is told: threads of a block, and as few blocks on a multiprocessor as some kernel asks for."""
     least = min(x.kernel.bounds[1:] for x in kernels)
     return (kernels[0].launch.threads, *least)

@@ -291,9 +291,9 @@ def _last_to_arrive(s: Any, static: Sequence[Any], arrivals: Pointer, count: Any
     s.together(s.block, "last_to_arrive")
     world, blocks = s.world, s.count // s.world.launch.threads
     counters, first = np.broadcast_to(arrivals.at, (s.count,)), s.active & (s.thread == 0)
-    seen, world.sees = world.sees, np.ones((blocks, blocks), dtype=bool)  # counters are atomic
+    seen, world.sees = world.sees, np.ones((blocks, blocks), dtype=np.int32)  # counters are atomic
     before, last = s.load(arrivals, 0, first), np.zeros(blocks, dtype=bool)
-    seen = np.eye(blocks, dtype=bool) if seen is None else seen
+    seen = np.zeros((blocks, blocks), dtype=np.int32) if seen is None else seen
     for counter in np.unique(counters[first]):
         lanes = np.roll(np.flatnonzero(first & (counters == counter)), -1)
         old, order = before[:, lanes[0]], np.arange(len(lanes))
