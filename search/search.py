@@ -31,9 +31,10 @@ from mirage_cli.search.schedules.alternatives import Sizes
 from mirage_cli.search.schedules.architectures import ENGINES
 from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
 from mirage_cli.search.schedules.ranking import Beside, beside, ranked, total_us
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Schedule, launches
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import SPLITS
+from mirage_cli.search.stages import least_us, staged_ways
 from mirage_cli.search.ways import MARGIN, Option, alike, best_combinations, fitting_options
 
 FAR_FROM_FLOOR = 3  #: launches above the floor from which on values may be worth storing
@@ -44,6 +45,8 @@ HOPELESS = (
 )  #: and after which no more are searched in any case, nor mappings of programs searched together
 SHAPES = 8  #: times as many schedules of siblings are looked at, for some whose blocks are alike
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
+STAGED = 3  #: muGraphs that are looked at as stages of one launch
+STAGED_NEAR = 1.3  #: times the best prediction up to which that is worth a measurement
 SHORTEST = 64  #: positions of a split axis that a part has at least
 
 
@@ -279,6 +282,7 @@ class Searcher:
                     chosen = (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
                     candidates += (c for m in chosen for c in roomy(m))
                     self._note(best_us=min((c.predicted_us for c in candidates), default=None))
+        candidates += self._staged(candidates, target)
         candidates.sort(key=lambda c: c.order)
         total.mugraphs = max(total.mugraphs, len({c.graph for c in candidates}))
         return SearchResult(given, candidates, total, self)
@@ -305,8 +309,27 @@ class Searcher:
             c for c in (*chosen, *alike(found, seen, target)) if sum(len(x.schedules) for x in c) <= options.max_kernels
         ]
         candidates = [self._together(program, target, parts, c) for c in dict.fromkeys(fitting)]
+        candidates += self._staged(candidates, target)
         candidates.sort(key=lambda c: c.order)
         return SearchResult(program, candidates, total, self)
+
+    def _staged(self, candidates: Sequence[Candidate], target: Target) -> list[Candidate]:
+        """Candidates whose launches are stages of one, where that is predicted to be faster than any of these, or worth a
+        measurement."""
+        o, best = self.options, min((c.predicted_us for c in candidates), default=math.inf)
+        graphs, found = dict[KernelGraph, Candidate](), list[Candidate]()
+        if target.kind != "cuda" or not target.features.dependent_launch:  # of others it is not known what stages cost
+            return found
+        for c in sorted(candidates, key=lambda c: c.order):
+            graphs.setdefault(c.graph, c)
+        below = STAGED_NEAR * best if o.apart else best
+        several = [c for c in graphs.values() if len(launches(c.graph, c.schedules)) > 1]
+        for c in several[:STAGED]:
+            if least_us(c.graph, c.schedules, c.predicted_us, target) < below:
+                for schedules, us in staged_ways(c.graph, target, dict(o.sizes), o.alone, below):
+                    order = (c.order[0] * us / c.predicted_us, c.order[1])
+                    found.append(replace(c, schedules=schedules, predicted_us=us, order=order))
+        return found
 
     def _together(
         self, program: Program, target: Target, parts: Sequence[Part], chosen: Sequence[Candidate]

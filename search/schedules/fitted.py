@@ -87,6 +87,7 @@ class Strip:
     """The section `strip`: the engine `strip`."""
 
     launch_us: float  #: microseconds from launch to launch, with nothing in between
+    barrier_us: float  #: microseconds of a barrier of the grid, with all that a stage behind it takes to start
     wave_us: float  #: microseconds of every further wave of blocks
     cluster_us: Mapping[int, float]  #: microseconds of blocks that wait for one another, by their number
     merge_us: float  #: microseconds of a byte that groups merge

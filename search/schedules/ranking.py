@@ -18,7 +18,7 @@ from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, bytes_in
 from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model, ModelMaker
 from mirage_cli.search.schedules.rows import RowsModel
-from mirage_cli.search.schedules.schedule import Schedule, block_count, block_shape, launches
+from mirage_cli.search.schedules.schedule import Schedule, block_count, block_shape, launches, staged
 from mirage_cli.search.schedules.strip import resident, units_for
 from mirage_cli.search.schedules.strip_cost import StripModel
 from mirage_cli.search.schedules.target import Target
@@ -89,8 +89,9 @@ def _longer(r: Ranked, us: float) -> Ranked:
 def total_us(graph: KernelGraph, schedules: Sequence[Schedule], target: Target, sizes: Mapping[str, int]) -> float:
     """The prediction for a kernel graph, in microseconds: its launches one after the other. Raises Refused."""
     parts = [beside(k, s, target, sizes) for k, s in zip(graph.kernels, schedules, strict=True)]
-    runs = launches(graph, schedules, target.kind == "cuda")
-    return sum(together_us([parts[n] for n in run], target) for run in runs)
+    on_gpu = target.kind == "cuda"
+    found = staged(schedules, launches(graph, schedules, on_gpu), on_gpu)
+    return sum(staged_us([[parts[n] for n in run] for run in stages], target) for stages in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +126,22 @@ def together_us(parts: Sequence[Beside], target: Target) -> float:
     least = min(p.prediction.us - p.prediction.floor_us for p in parts)
     streamed = least + sum(p.prediction.floor_us for p in parts)
     return max(longest, streamed) + target.fitted(Strip).wave_us * (waves - 1)
+
+
+def staged_us(stages: Sequence[Sequence[Beside]], target: Target) -> float:
+    """Microseconds of one launch with stages: as long as a launch for each would take, with barriers in the place of launches,
+    and further turns of blocks, of which there are as many as all stages together leave room for."""
+    total = sum(together_us(parts, target) for parts in stages)
+    if len(stages) == 1:
+        return total
+    c = target.fitted(Strip)
+    cluster = max(p.cluster for parts in stages for p in parts)
+    shared = max(p.prediction.shared for parts in stages for p in parts)
+    held = resident(target, shared, stages[0][0].threads, 0.0) * units_for(target, cluster)
+    for parts in stages:
+        tasks, own = sum(p.blocks for p in parts), max(p.prediction.shared for p in parts)
+        alone = resident(target, own, parts[0].threads, 0.0) * units_for(target, max(p.cluster for p in parts))
+        turns = math.ceil(tasks / max(1, held)) - math.ceil(tasks / max(1, alone))
+        work = max(0.0, together_us(parts, target) - c.launch_us)
+        total += min(c.wave_us, work) * max(0, turns)
+    return total + (c.barrier_us - c.launch_us) * (len(stages) - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from mirage_cli.lax.dtypes import F16, DType
@@ -13,9 +13,10 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.finish.kernels import cut_values, link, one_kernel, split
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.ranking import engine_ranked
-from mirage_cli.search.schedules.schedule import Schedule, block_shape, launches
+from mirage_cli.search.schedules.schedule import Schedule, block_shape
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
+from mirage_cli.search.stages import as_stages
 
 from .programs import program
 
@@ -76,7 +77,7 @@ def made(name: str, warps: int = 4) -> Made:
         cluster = last if n == len(found) else 1
         ways.append(next(w for b in searcher.blocks(part)[0] for w in _ways(one_kernel(part, b), (warps, cluster))))
     graph = link(p, parts, [g for g, _ in ways])
-    return Made(p, graph, in_stages(graph, [s for _, s in ways]))
+    return Made(p, graph, as_stages(graph, [s for _, s in ways]))
 
 
 def _ways(graph: KernelGraph, shape: tuple[int, int]) -> Iterator[tuple[KernelGraph, Schedule]]:
@@ -86,9 +87,3 @@ def _ways(graph: KernelGraph, shape: tuple[int, int]) -> Iterator[tuple[KernelGr
     fits = [r for r in own if block_shape(kernel, r.schedule) == shape]
     if fits:
         yield graph, min(fits, key=lambda r: r.order).schedule
-
-
-def in_stages(graph: KernelGraph, schedules: Sequence[Schedule]) -> tuple[Schedule, ...]:
-    """Schedules with which all launches of a muGraph are stages of one."""
-    later = {run.start for run in launches(graph, schedules)} - {0}
-    return tuple(replace(s, numbers=(*s.numbers, ("stage", 1))) if n in later else s for n, s in enumerate(schedules))

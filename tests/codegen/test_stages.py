@@ -16,8 +16,14 @@ from mirage_cli.codegen.source import source
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_proof import prove
 from mirage_cli.kernel_proof.prove import prove_kernels
+from mirage_cli.lax.dtypes import F16, DType
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.schedule import launches, schedule_from_json, staged
+from mirage_cli.search.search import Searcher, SearchOptions
 
+from .programs import program
 from .staged_programs import HOPPER, NAMED, made
 
 
@@ -84,3 +90,19 @@ def test_it_compiles(tmp_path: Path) -> None:
     (tmp_path / "s.cu").write_text(_text("clusters"))
     command = [nvcc, "-std=c++17", "-arch=sm_90a", "-Werror", "all-warnings", "-I", str(include_dir()), "-c", "s.cu"]
     subprocess.run([*command, "-o", "s.o"], cwd=tmp_path, check=True, capture_output=True)
+
+
+def _products(g: Graph, t: DType) -> list[int]:
+    x = g.input("x", (1, 1024), t)
+    y = compose.linear(g, x, g.input("w", (1024, 4096), t, constant=True))
+    return [compose.linear(g, g.map("relu", y), g.input("v", (4096, 1024), t, constant=True))]
+
+
+def test_stages_are_chosen_where_they_are_predicted_to_win() -> None:
+    p = program(_products, F16)
+    free = tuple(replace(s, barrier_us=0.0) if isinstance(s, Strip) else s for s in HOPPER.sections)
+    usual, other = (Searcher(SearchOptions()).search(p, t).candidates for t in (HOPPER, replace(HOPPER, sections=free)))
+    assert not any(s.stage for c in usual for s in c.schedules)
+    best = other[0]
+    assert [s.stage for s in best.schedules] == [False, True, True] and best.predicted_us < usual[0].predicted_us
+    assert source("s", p, best.graph, best.schedules, HOPPER, "").text.count("mirage::launch_resident(") == 1
