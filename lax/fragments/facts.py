@@ -51,6 +51,7 @@ class Facts:
         self.stored: set[int] = set()
         self._light: dict[int, bool] = {}
         self._reduced: dict[int, bool] = {}
+        self._single: dict[int, bool] = {}
         self._ways: tuple[dict[int, int], list[int], list[int]] | None = None
         self._readers: dict[int, list[int]] = {}
 
@@ -61,6 +62,7 @@ class Facts:
             self.stored |= new
             self._light = {v: True for v, light in self._light.items() if light}  # that stays so
             self._reduced.clear()
+            self._single.clear()
             self._ways = None
 
     # --- what a value is ----------------------------------------------------------------------------------------------
@@ -179,6 +181,18 @@ class Facts:
             return True if isinstance(self.step(x), g.Reduce) else None
 
         return self._found(self._reduced, v, own, any)
+
+    def of_single(self, v: int) -> bool:
+        """True if all that `v` takes of what is not constant are reductions to one element."""
+
+        def own(x: int) -> bool | None:
+            if isinstance(self.step(x), g.Reduce):
+                return self.elements(x) == 1
+            if self.is_constant(x) or isinstance(self.step(x), g.Fill):
+                return True
+            return False if x in self.stored or self.is_source(x) or not self.graph.inputs[x] else None
+
+        return self._found(self._single, v, own, all)
 
     def _found(
         self,

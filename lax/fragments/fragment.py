@@ -395,7 +395,7 @@ class _Partitioner(Facts):
             return True
         if self.heavy[v] and not self.light_from_stored(v):
             return False
-        if not contracted and self.has_reduction(v):
+        if not contracted and self.has_reduction(v) and not self.of_single(v):
             return True
         if isinstance(step, g.Map) and not self.of_positions[v] and self.crosses(v):
             return True

@@ -104,8 +104,8 @@ def select(graph: Graph, condition: int, x: int, y: int) -> int:
     if nan_test is not None:
         tested, positive = nan_test
         zero, kept = (x, y) if positive else (y, x)
-        q = _behind_casts(graph, kept)
-        same = q == _behind_casts(graph, tested) and broadcast([graph.dims(x), graph.dims(y)], "where") == graph.dims(
+        q = behind_casts(graph, kept)
+        same = q == behind_casts(graph, tested) and broadcast([graph.dims(x), graph.dims(y)], "where") == graph.dims(
             kept
         )
         if same and graph.fill_value(zero) == 0 and graph.steps[q] == Map("div") and _is_share(graph, *graph.inputs[q]):
@@ -129,16 +129,17 @@ def _nan_test(graph: Graph, v: int) -> tuple[int, bool] | None:
 
 def _is_share(graph: Graph, part: int, total: int) -> bool:
     """True if a value is divided by a sum of such values."""
-    total = _behind_casts(graph, total)
+    total = behind_casts(graph, total)
     step = graph.steps[total]
     return (
         isinstance(step, Reduce)
         and step.kind == "sum"
-        and _behind_casts(graph, graph.inputs[total][0]) == _behind_casts(graph, part)
+        and behind_casts(graph, graph.inputs[total][0]) == behind_casts(graph, part)
     )
 
 
-def _behind_casts(graph: Graph, v: int) -> int:
+def behind_casts(graph: Graph, v: int) -> int:
+    """The value that casts are of."""
     while isinstance(graph.steps[v], Cast):
         (v,) = graph.inputs[v]
     return v

@@ -52,7 +52,7 @@ class Slot:
         return self.axis if self.offset == 0 else f"{self.axis}+{self.offset}:{self.extent}"
 
 
-MARKS = ("packed", "unwritten", "rounds")  #: what a source may be beside constant, in this order
+MARKS = ("packed", "unwritten", "rounds", "levels")  #: what a source may be beside constant, in this order
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class Source:
     `constant`: its values are known when a session is made, as those of weights are. `unwritten`: callers promise of an
     input that no kernel in front of the program's own writes it; its values are those of the call. `packed` says that the
     model's tensor has bytes for elements, in each of which several of these lie. `rounds`: the model says that products with
-    this weight may round what they multiply it with to 8 bits, by the positions that share a scale. `parts`: see `parts.py`.
+    this weight may round what they multiply it with to 8 bits, by the positions that share a scale. `levels`: whole numbers of
+    another kernel, within 255 of one another and of 0. `parts`: see `parts.py`.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Source:
     unwritten: bool = False
     rounds: bool = False
     parts: Parts | None = None
+    levels: bool = False
 
     @property
     def tensor_dims(self) -> tuple[Extent, ...]:

@@ -145,6 +145,10 @@ def _sign(x: Any) -> Any:
     return np.sign(x)
 
 
+def _levels(x: Any, scale: Any, zero: Any) -> Any:
+    return np.clip(np.nan_to_num(np.rint(x / scale) + zero, nan=0.0), 0, 255) - zero
+
+
 opaque("sqrt", 1, np.sqrt, "m_sqrt({0})", flops=4, onnx="Sqrt")
 opaque("log", 1, np.log, "m_log({0})", slow=True, flops=8, onnx="Log")
 opaque("log1p_exp", 1, lambda x: np.logaddexp(0.0, x), "m_softplus({0})", flops=16)
@@ -159,6 +163,15 @@ opaque("floor", 1, np.floor, "m_floor({0})", onnx="Floor")
 opaque("ceil", 1, np.ceil, "m_ceil({0})", onnx="Ceil")
 opaque("round", 1, np.rint, "m_rint({0})", onnx="Round")
 opaque("trunc", 1, np.trunc, "m_trunc({0})")
+opaque(
+    "levels",
+    3,
+    _levels,
+    "m_levels({0}, {1}, {2})",
+    flops=8,
+    whole=255,
+    doc="x in units of a scale, as a byte holds it (NaN as 0) whose zero point is a whole number, less that",
+)
 opaque("max", 2, np.maximum, "m_max({0}, {1})", commutative=True)
 opaque("min", 2, np.minimum, "m_min({0}, {1})", commutative=True)
 opaque("pow", 2, _power, "m_pow({0}, {1})", flops=20, onnx="Pow")

@@ -27,7 +27,8 @@ class Op:
     `meaning(d, *args)` gives the value in domain `d`. `c` is the C expression with `{0}`, `{1}` for the operands, over
     floats. `real` is the float64 function of an operator that the algebra does not look into (its `meaning` is then
     `d.call(name, ...)`). `commutative` and `linear` (indices of operands in which it is linear) are algebraic facts,
-    `predicate` says that the result is a truth value (0 or 1), `slow` that it grows less than any power of its operands,
+    `predicate` says that the result is a truth value (0 or 1), `whole` that results are whole numbers within so many of one
+    another and of 0 where operands behind the first are equal, `slow` that it grows less than any power of its operands,
     `product` that its last step is a product, which compilers may fuse with a difference that reads it, `flops` is its
     price in multiply-adds.
     """
@@ -42,6 +43,7 @@ class Op:
     predicate: bool = False
     slow: bool = False
     product: bool = False
+    whole: int = 0
     flops: int = 1
     onnx: str = ""  #: ONNX operator of the same meaning and operand order, if any
     doc: str = ""

@@ -29,6 +29,7 @@ class _Source(_Tensor):
     packed: NotRequired[bool]
     unwritten: NotRequired[bool]
     rounds: NotRequired[bool]
+    levels: NotRequired[bool]
 
 
 class _Input(TypedDict):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from mirage_cli.frontends.onnx.ops.quantized import scales_integers
+from mirage_cli.frontends.onnx.ops.quantized import scaled_integers
 from mirage_cli.frontends.onnx.parts.cached_attention import INSIDE
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
@@ -52,16 +52,21 @@ def _joined(node: ir.Node) -> bool:
             alone = not any(v.is_graph_output() for v in node.outputs)
             return alone and [user.op_type for user, _ in node.outputs[0].uses()] == ["MatMulInteger"]
         case "Cast":
-            return scales_integers(node)
+            return scaled_integers(node) is not None
         case "Sigmoid":
             return any(user.op_type == "Mul" and node.inputs[0] in user.inputs for user in _users(node))
         case "Add":
-            behind = any(m is not None and scales_integers(m) for m in _makers(node))
+            behind = any(m is not None and scaled_integers(m) is not None for m in _makers(node))
             scaled = behind and any(map(_is_weight, node.inputs))
             return scaled or _is_read_by_norm(node) or _is_constant_beside(node, (*_PRODUCTS, "Erf"))
         case "Mul" | "Div":
             before_erf = any(user.op_type == "Erf" for user in _users(node))
-            return before_erf or _is_constant_beside(node, _PRODUCTS) or _ends_gelu(node) or scales_integers(node)
+            return (
+                before_erf
+                or _is_constant_beside(node, _PRODUCTS)
+                or _ends_gelu(node)
+                or scaled_integers(node) is not None
+            )
     return False
 
 

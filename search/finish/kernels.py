@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from mirage_cli.lax.dtypes import F32, DType
-from mirage_cli.lax.ir.program import Input, Output, Program, Slot, Source
+from mirage_cli.lax.ir.program import Input, Node, Output, Program, Slot, Source
 from mirage_cli.lax.normal.identify import prune
+from mirage_cli.lax.ops import OPS
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
 
 MAX_ANY = 8  #: nodes of a program up to which any value may be stored
@@ -34,7 +35,7 @@ def cut_values(program: Program) -> list[str]:
     outputs = {o.value for o in program.outputs}
     found: dict[str, None] = {}
     for n in program.nodes:
-        if n.op in ("contract", "sum", "top") or (len(program.nodes) <= MAX_ANY and n.op != "stable_exp"):
+        if n.op in ("contract", "sum", "top", "max", "min") or (len(program.nodes) <= MAX_ANY and n.op != "stable_exp"):
             found[n.name] = None
         if n.op == "contract":
             found.update(dict.fromkeys(n.inputs))
@@ -127,7 +128,8 @@ def _part(program: Program, outputs: tuple[Output, ...], stored: Sequence[str]) 
     for v in stored:
         slots = storage(program, v)
         inputs.append(Input(v, len(sources), slots))
-        sources.append(Source(v, tuple(s.extent for s in slots), stored_type(program, v)))
+        dims = tuple(s.extent for s in slots)
+        sources.append(Source(v, dims, stored_type(program, v), levels=_are_levels(program, v)))
         labels.append(v)
     nodes = tuple(n for n in program.nodes if n.name not in stored)
     part = replace(program, sources=tuple(sources), inputs=tuple(inputs), nodes=nodes, outputs=outputs, _axes_of={})
@@ -142,6 +144,14 @@ def _needed_sources(part: Program) -> list[int]:
         if n.name in needed:
             needed.update(n.inputs)
     return sorted({i.source for i in part.inputs if i.name in needed})
+
+
+def _are_levels(program: Program, value: str) -> bool:
+    """True for whole numbers that bytes hold, less one number for all."""
+    n = program.node(value)
+    if not isinstance(n, Node) or n.op not in OPS or not OPS[n.op].whole:
+        return False
+    return not any(program.axes_of(i) for i in n.inputs[1:])
 
 
 def storage(program: Program, value: str) -> tuple[Slot, ...]:

@@ -297,9 +297,11 @@ class _Estimate:
                 if not self.m.weights.keys().isdisjoint(o.inputs):
                     wide, rows = (x, y) if o.inputs[0] in self.m.weights else (y, x)
                     whole = wide % PANEL == 0  # others begin inside of a panel
-                    rounds = whole & any(w.rounds for v, w in self.m.weights.items() if v in o.inputs)
+                    (own,) = (w for v, w in self.m.weights.items() if v in o.inputs)
+                    rounds = whole & own.in_bytes
+                    moved = c.level_flops if own.levels else c.round_flops
                     flops = wide * np.where(rounds, c.bytes_flops, np.where(whole, c.words_flops, c.unpack_flops))
-                    flops = repeat * depth * (flops + np.where(rounds, rows * c.round_flops, 0.0))
+                    flops = repeat * depth * (flops + np.where(rounds, rows * moved, 0.0))
                     rate = np.where(rounds, t.rate(I8) * c.bytes_rate, t.library_rate(o.dtype) * c.panel_rate)
                     seconds = seconds + flops / t.special + repeat * 2.0 * x * y * depth / rate
                     continue

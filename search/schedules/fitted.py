@@ -49,6 +49,7 @@ class Cpu:
     bytes_rate: float  #: share of the rate of bytes that products reach whose other operand is rounded to them
     bytes_flops: float  #: vector operations for unpacking a number of such weights
     round_flops: float  #: vector operations for rounding a number
+    level_flops: float  #: the same for making a byte of a whole number
     copy_flops: float  #: vector operations for reading an element of float32
     crowded: float  #: how much longer a block takes that needs more than half of the second-level cache
     exchange_us: float  #: microseconds for clearing the counters and reading the shares of other blocks

@@ -114,7 +114,9 @@ class _Original:
         return any(i.name in behind and self.program.sources[i.source].rounds for i in self.program.inputs)
 
     def holds_bytes(self, value: str) -> bool:
-        """True for integers of 8 bits, alone or with what is smaller than they (scales, zero points)."""
+        """True for integers of 8 bits, made of others or alone or with what is smaller than they (scales, zero points)."""
+        if (maker := self.makers.get(value)) is not None and maker.op in OPS and OPS[maker.op].whole:
+            return True
         behind, todo = set[str](), [value]
         while todo:
             v = todo.pop()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +20,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Program, Slot
+from mirage_cli.lax.ops import OPS
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp, ThreadGraph
 
 CHUNK = 16  #: bytes that are copied at a time
@@ -152,7 +153,7 @@ class Matrix:
 class Weights:
     """A constant operand of quantised numbers: its free axes and its summed ones in the order in which they are stored, how
     its inputs lie (nothing of those that have one element), how many positions share a scale, and whether the model `rounds`
-    what they are multiplied with to 8 bits."""
+    what they are multiplied with to 8 bits, or they are whole numbers that only `levels` are multiplied with."""
 
     of: Quantised
     free: tuple[str, ...]
@@ -160,6 +161,12 @@ class Weights:
     matrices: Mapping[str, Matrix]
     block: int
     rounds: bool
+    levels: bool = False
+
+    @property
+    def in_bytes(self) -> bool:
+        """True if integers are multiplied."""
+        return self.rounds or self.levels
 
 
 def weights(program: Program, graph: BlockGraph) -> dict[str, Weights]:
@@ -182,7 +189,24 @@ def _weights(program: Program, graph: BlockGraph, o: BlockOp) -> Weights | None:
     if q is None or not all(program.sources[program.input(v).source].constant for v in (q.numbers, *q.beside)):
         return None
     (over,) = overs
-    return _as_matrices(program, q, over, {*graph.grid, graph.loop})
+    found = _as_matrices(program, q, over, {*graph.grid, graph.loop})
+    whole = not q.scale and (isinstance(q.zero, int) or type_of(program, q.zero).kind == "int")
+    if found is None or not whole:
+        return found
+    others = {next(i for i in r.inputs if i != o.name) for r in readers}
+    return replace(found, levels=all(_are_levels(program, graph, x) for x in graph.ops if x.name in others))
+
+
+def _are_levels(program: Program, graph: BlockGraph, o: BlockOp) -> bool:
+    """True if an operator makes whole numbers that bytes hold, less one number for all."""
+    if o.op == "load":
+        return program.sources[program.input(o.source_value).source].levels
+    if o.thread is None or (last := o.thread.nodes[-1]).op not in OPS or not OPS[last.op].whole:
+        return False
+    axes = [graph.axes_of(program)[i] for i in o.inputs]
+    for n in o.thread.nodes:
+        axes.append(frozenset[str]().union(*(axes[i] for i in n.inputs)))
+    return not any(axes[i] for i in last.inputs[1:])
 
 
 def _quantised_numbers(program: Program, o: BlockOp, loads: Mapping[str, str]) -> Quantised | None:

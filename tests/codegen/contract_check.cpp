@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "mirage/cpu/rounded.hpp"
+#include "mirage/cpu/levels.hpp"
 #include "mirage/pack.hpp"
 
 namespace {
@@ -268,6 +268,65 @@ int failures_quantised(int rows, int cols, int depth, int block, int form) {
     return failed;
 }
 
+// Levels of which the zero is number `first` % 256 (of the first row the lowest and the highest alone) times quantised numbers without
+// scales, as in `agrees_quantised`: sums of whole numbers, exact to the last bit.
+template <class Q, class Z, bool SAME>
+bool agrees_levels(const Shape& s, int first, bool left, bool panels) {
+    const int count = left ? s.rows : s.cols, others = left ? s.cols : s.rows, wide = first + count + 3;
+    const int deep = s.depth + 8, c_pitch = s.cols + s.pad, lowest = first % 256;
+    const int64_t row = s.b_turned ? deep : 1, depth = s.b_turned ? 1 : wide;
+    std::vector<uint8_t> q(static_cast<size_t>(wide * deep * Q::BITS / 8 + 1)), zeros(static_cast<size_t>(wide));
+    for (size_t i = 0; i < q.size(); ++i) q[i] = s.pad == 2 ? 255 : static_cast<uint8_t>(i * 151 + i / 7);
+    for (size_t i = 0; i < zeros.size(); ++i) zeros[i] = static_cast<uint8_t>(i * 89);
+    const mirage_packing how = {0, 4, row, depth, wide * deep, Q::BITS, Q::TURNED}, of_zeros = {0, 1, 1, wide, wide, Z::BITS, Z::TURNED};
+    void* const made[] = {pack(how, q.data()), pack(of_zeros, zeros.data())};
+    const auto of = [&](int i) { return static_cast<const uint8_t*>(panels ? made[i] : nullptr); };
+    const auto numbers = stored<Q>(q.data(), first * row + 8 * depth, row, depth, of(0), deep);
+    const auto zero = [&] {
+        if constexpr (SAME) {
+            return same_whole(3.0f);
+        } else {
+            return stored<Z>(zeros.data(), first, 1, wide, of(1), 1);
+        }
+    }();
+    const Operand<float> plain_side = {nullptr, s.a_turned ? 1 : s.depth, s.a_turned ? others : 1};
+    std::vector<float> other(static_cast<size_t>(others * s.depth)), c(static_cast<size_t>(c_pitch * s.rows), GUARD);
+    for (int r = 0; r < others; ++r)
+        for (int k = 0; k < s.depth; ++k) {
+            const int level = r == 0 ? k % 2 * 255 : (r * 31 + k * 7919) % 256;
+            other[static_cast<size_t>(r * plain_side.row + k * plain_side.depth)] = static_cast<float>(level - lowest);
+        }
+    const size_t high = static_cast<size_t>(others + 16) / 16 * 16 + 1, pitch = static_cast<size_t>(s.depth + 63) / 64 * 64 + 64;
+    std::vector<unsigned char> room(4 * high + (high + 4) * pitch);
+    const auto own = quantised(numbers, zero, same_whole(1.0f), deep);
+    const Levels side = in_levels({other.data(), plain_side.row, plain_side.depth}, room.data());
+    if (left) contract(c.data(), c_pitch, s.rows, s.cols, s.depth, own, side, s.add);
+    if (!left) contract(c.data(), c_pitch, s.rows, s.cols, s.depth, side, own, s.add);
+    bool same = true;
+    for (int i = 0; i < s.rows; ++i)
+        for (int j = 0; j < s.cols; ++j) {
+            double sum = 0;
+            const int r = left ? j : i, column = left ? i : j;
+            for (int k = 0; k < s.depth; ++k)
+                sum += double(other[static_cast<size_t>(r * plain_side.row + k * plain_side.depth)]) *
+                       double(element(numbers, column, k) - element(zero, column, 0));
+            const float found = c[static_cast<size_t>(i * c_pitch + j)], wanted = float(sum) + (s.add ? GUARD : 0.0f);
+            same &= panels && first % 16 == 0 ? found == wanted : std::abs(found - wanted) <= 4e-6f * s.depth * 65025;
+        }
+    for (void* p : made) std::free(p);
+    if (same) return true;
+    std::printf("levels, %d bits, same %d: %d x %d over %d from %d, left %d, panels %d\n", Q::BITS, SAME, s.rows, s.cols, s.depth, first,
+                left, panels);
+    return false;
+}
+int failures_levels(int rows, int cols, int depth, int form) {
+    const Shape s = {rows, cols, depth, (form & 1) != 0, (form & 2) != 0, (form & 4) != 0, form % 3};
+    const int first = form % 5 == 4 ? 21 : form % 13 * 16;
+    const bool left = form % 7 == 0, panels = form % 8 != 5;
+    return !agrees_levels<I8, I8, true>(s, first, left, panels) + !agrees_levels<U8, U8, false>(s, first, left, panels) +
+           !agrees_levels<I8, I8, false>(s, first, left, panels) + !agrees_levels<U4, U4, false>(s, first, left, panels);
+}
+
 // The same where all is known when it is compiled, and where only the most rows are.
 template <class T, int ROWS, int COLS, int TERMS, bool A_TURNED, bool B_TURNED, bool ADD>
 int failures_known() {
@@ -307,6 +366,9 @@ int main() {
     for (int rows : {1, 16, 17, 40, 77})
         for (int cols : {5, 16, 32, 75})
             for (int depth : {7, 32, 300, 531}) failed += failures_split(rows, cols, depth, form++);
+    for (int rows : {1, 2, 4, 5, 16, 17, 37, 70})
+        for (int cols : {1, 16, 48, 77})
+            for (int depth : {3, 64, 161, 320}) failed += failures_levels(rows, cols, depth, form++);
     failed += failures({17, 2100, 20, false, false, true, 0});  // sums that are made apart, in several parts
     failed += failures({1, 70, 300, false, false, true, 600});  // rows far apart
     failed += failures({9, 70, 300, false, false, true, 600});

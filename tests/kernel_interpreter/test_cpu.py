@@ -12,7 +12,7 @@ import pytest
 from mirage_cli.codegen.requests.request import Packing
 from mirage_cli.codegen.source import MAX_PACKINGS, _panels
 from mirage_cli.kernel_proof.compare import Finding, compare
-from mirage_cli.lax.dtypes import F16, F32, I4, U2, U4, U8, DType
+from mirage_cli.lax.dtypes import F16, F32, I4, I8, U2, U4, U8, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import program_from_json
@@ -265,3 +265,51 @@ def test_a_kernel_that_rounds_without_being_told_is_refuted(quantised: Case) -> 
     text = quantised.render().text
     changed = re.sub(r"(operand\(.*?\)), quantised\(", r"to_bytes(\g<1>, memory), quantised(", text)
     assert changed != text and "does not say so" in found(quantised, changed).reason
+
+
+# --- activations in levels ------------------------------------------------------------------------------------------------
+def _levels(g: Graph) -> int:
+    """x in levels of a scale that is given, times numbers less zero points of 40 columns."""
+    zeros = g.cast(g.input("z", (1, 40), I8, True), F32)
+    q = g.map("centred", g.cast(g.input("q", (64, 40), I8, True), F32), zeros)
+    scale, zero = (g.input(name, (1, 1), F32) for name in ("scale", "zero"))
+    return g.contract(g.map("levels", g.input("x", (3, 64), F32), scale, zero), q, [0, 1], [1, 2], [0, 2])
+
+
+@pytest.fixture(scope="module")
+def levels() -> Case:
+    """Its first kernel that is made of one block graph."""
+    return next(kernels.cases("levels", built(_levels), "cpu", 1, kind=lambda b: not b.loop))
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_levels_are_multiplied_as_bytes(levels: Case, limited: bool) -> None:
+    text = levels.render().text
+    assert "in_levels(" in text and found(levels, text).passed
+    random = np.random.default_rng(3)
+    x, q, z = random.standard_normal((3, 64)), random.integers(-128, 128, (64, 40)), random.integers(-128, 128, (1, 40))
+    scale, zero = np.full((1, 1), 0.01 if limited else 0.03), np.full((1, 1), 117.0)
+    p = levels.program
+    made = next(n for n in p.nodes if n.op == "levels")
+    drawn = dict(zip((p.input(i).source for i in made.inputs), (x, scale, zero), strict=True))
+    arrays = [drawn.get(k, q if s.dims == q.shape else z).astype(np.float32) for k, s in enumerate(p.sources)]
+    results = kernels.interpreted(levels, kernels.source_of(text), arrays)
+    assert not isinstance(results, str), results
+    taken = np.clip(np.rint(x.astype(np.float32) / np.float32(scale)) + zero, 0, 255) - zero
+    assert np.array_equal(results[0], taken @ (q - z))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "after", "why"),
+    [
+        (r"memory \+ (\d+)\)", r"memory + \g<1> + 256)", "beyond the room"),
+        (r"same_whole\(0x1p\+0f\)", "same(0x1p-1f)", "no whole number"),
+        (r"m_levels\((\w+), ", r"m_levels(0.5f * \g<1>, ", "differs"),
+        (r"= m_levels\((\w+), .*?\);", r"= \g<1>;", "differs"),
+    ],
+)
+def test_broken_levels_are_refuted(levels: Case, pattern: str, after: str, why: str) -> None:
+    text = levels.render().text
+    changed = re.sub(pattern, after, text)
+    assert changed != text, text
+    assert why in found(levels, changed).reason

@@ -59,6 +59,9 @@ NUMPY: dict[str, Callable[..., Any]] = {  #: operators without an ONNX operator 
     "trunc": lambda x: np.sign(x) * np.floor(np.abs(x)),
     "max": lambda x, y: np.where(x > y, x, y),
     "min": lambda x, y: np.where(x < y, x, y),
+    "levels": lambda x, s, z: np.array(
+        [min(max(round(a / b) + c, 0), 255) - c for a, b, c in zip(x, s, z, strict=True)]
+    ),
     "isnan": lambda x: np.array([math.isnan(t) for t in x], dtype=float),
     "isinf": lambda x: (np.abs(x) == np.inf).astype(float),
     "nonzero": lambda x: 1.0 - (x == 0),

@@ -103,6 +103,29 @@ def test_replaced_as_packed(case: str, tmp_path: Path, cache: Path) -> None:
         assert verify_folder(out, VerifyOptions()).passed
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_activations_in_bytes(rows: int, tmp_path: Path, cache: Path) -> None:
+    random = np.random.default_rng(5)
+    quantised = "n = LayerNormalization (x, gain) v, k, z = DynamicQuantizeLinear (n) i = MatMulInteger (v, q, z, w)"
+    scaled = "c = Cast <to = 1> (i) m = Mul (k, s) p = Mul (c, m) y = Add (p, bias)"
+    text = f"g (float[{rows},64] x) => (float[{rows},80] y) {{ {quantised} {scaled} }}"
+    tensors = {"gain": 64, "s": 80, "bias": 80}
+    weights = {name: random.random(n).astype(np.float32) for name, n in tensors.items()}
+    weights |= {name: random.integers(0, 256, dims).astype(np.uint8) for name, dims in (("q", (64, 80)), ("w", (80,)))}
+    path, out = tmp_path / "model.onnx", tmp_path / "out"
+    onnx.save(parsed(text, opset=21, ir_version=10, **weights), path)
+    report = anew(str(path), out, Options(target=("cpu",), force=True, jobs=1, cache=str(cache)))
+    assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}
+    assert report.coverage["nodes"] == 1.0
+    x = {"x": random.standard_normal((rows, 64)).astype(np.float32)}
+    (exact,) = whole_model.float64_run(frontends.load(str(path)), x).values()
+    original = sessions.run(sessions.session(path.read_bytes()), x)["y"]
+    ours = sessions.run(sessions.session((out / MODEL).read_bytes(), library=out / LIBRARY), x)["y"]
+    assert error(ours, exact) <= 2 * error(original, exact) + 1e-6
+    assert any("in_levels(" in f.read_text() for f in (out / "src").glob("*.cpp"))
+    assert verify_folder(out, VerifyOptions()).passed
+
+
 def error(found: Any, wanted: Any) -> float:
     """The root mean square error beside the size of what is wanted."""
     return float(np.sqrt(np.mean((found.astype(np.float64) - wanted) ** 2) / np.mean(wanted**2)))

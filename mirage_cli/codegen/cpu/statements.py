@@ -14,6 +14,7 @@ from mirage_cli.codegen.requests.request import Packing, Parameter
 from mirage_cli.codegen.terms.expressions import CPU_TYPES, CUDA_TYPES, JOINS, Lets, extent, float_number
 from mirage_cli.codegen.terms.positions import Positions
 from mirage_cli.codegen.tiles.tile import (
+    Apply,
     Barrier,
     Buffer,
     Compute,
@@ -43,7 +44,9 @@ from mirage_cli.search.schedules.packed import Weights
 from mirage_cli.search.schedules.products import splits
 
 DEPTH = 128  #: positions that are rounded together at most (`rounded.hpp`)
-LINE = 16  #: positions of which there is room for multiples
+LINE = 16  #: positions, and rows of levels, of which there is room for multiples
+CHUNK = 64  #: the same of positions of levels
+HELD = "held_"  #: of variables that have the only element of a buffer
 PARTS = 16  #: interleaved parts of a sum (`reduce` in tile.hpp)
 ABREAST = 256  #: sums that are made side by side
 
@@ -137,10 +140,25 @@ def _node(at: CpuPositions, n: TileNode, phase: str) -> ir.Statement:
 
 
 def _changed(at: CpuPositions, b: Buffer, e: Expr, op: str, phase: str) -> ir.Statement:
-    """An expression's value put into every element of a buffer."""
+    """An expression's value put into every element of a buffer. Single elements that it reads are variables: what the loop
+    writes may seem to change them."""
     out = Lets()
     value = at.expression(e, phase, out)
-    return at.nest(b.axes, *out.statements, k.assign(at.element(b, phase), value, op), phase=phase)
+    nest = at.nest(b.axes, *out.statements, k.assign(at.element(b, phase), value, op), phase=phase)
+    single = [n for v in sorted(_read(e)) if b.axes and v != b.name and not (n := at.t.buffers[v]).axes]
+    held = {at.element(n, phase): k.name(HELD + n.name) for n in single}
+    lets = [k.let(buffer_type(n), HELD + n.name, at.element(n, phase)) for n in single]
+    return k.scope(*lets, k.substituted(nest, held)) if lets else nest
+
+
+def _read(e: Expr) -> set[str]:
+    """The buffers that an expression reads."""
+    match e:
+        case Ref(name):
+            return {name}
+        case Apply(_, args):
+            return set[str]().union(*map(_read, args))
+    return set()
 
 
 # --- loads and stores ---------------------------------------------------------------------------------------------------
@@ -246,10 +264,11 @@ def _operands(at: CpuPositions, n: Contract, phase: str) -> tuple[_Operand, _Ope
 
 
 def _rounded(at: CpuPositions, n: Contract, o: _Operand) -> _Operand:
-    """An operand with room for what it is rounded to, behind all tiles, if the other one is of weights that say so."""
+    """An operand with room for its bytes, behind all tiles, if the other one is of weights that are multiplied with such."""
     if o.weights or rounded_bytes(at.t, n) == 0:
         return o
-    return replace(o, place=k.call("to_bytes", o.place, k.name("memory") + room(at.t)))
+    levels = next(w.levels for v in (n.a, n.b) if (w := at.t.weights.get(v)) is not None)
+    return replace(o, place=k.call("in_levels" if levels else "to_bytes", o.place, k.name("memory") + room(at.t)))
 
 
 def room(t: TileProgram) -> int:
@@ -258,12 +277,15 @@ def room(t: TileProgram) -> int:
 
 
 def rounded_bytes(t: TileProgram, n: Contract) -> int:
-    """Bytes of an operand of a contraction that is rounded, as `lines` of `rounded.hpp` takes them: numbers, and for each part
-    that has a scale two floats; 0 where none is rounded."""
+    """Bytes of an operand of a contraction that is multiplied in bytes, 0 where none is: as `lines` of `rounded.hpp` takes
+    them, numbers, and for each part that has a scale two floats; or as `level_rows` of `levels.hpp` does."""
     c, depth = t.buffers[n.out], count(n.over)
     w, rows = (t.weights.get(n.b), c.rows) if n.b in t.weights else (t.weights.get(n.a), c.cols)
-    if w is None or not w.rounds:
+    if w is None or not w.in_bytes:
         return 0
+    if w.levels:
+        high, pitch = (count(rows) // LINE + 1) * LINE + 1, -(-depth // CHUNK) * CHUNK + CHUNK
+        return 4 * high + (high + 4) * pitch
     return count(rows) * (-(-depth // LINE) * LINE + 16 * -(-depth // min(w.block, DEPTH)))
 
 

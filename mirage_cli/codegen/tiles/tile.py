@@ -315,7 +315,8 @@ class TileProgram:
             lines.append(f"buffer {b.name}: {b.dtype} {b.place} {dict(b.rows)} x {dict(b.cols)} pitch {b.pitch}{at}")
         for name, w in self.weights.items():
             made = f"([{w.of.numbers}] - {w.of.zero}) * [{w.of.scale}]"
-            lines.append(f"weights {name}: {made} blocks of {w.block}{' that round' if w.rounds else ''}")
+            beside = " that round" if w.rounds else " times levels" if w.levels else ""
+            lines.append(f"weights {name}: {made} blocks of {w.block}{beside}")
         for phase in ("prologue", "body", "epilogue"):
             lines += [f"{phase}: {node_text(n)}" for n in getattr(self, phase)]
         return "\n".join(lines)

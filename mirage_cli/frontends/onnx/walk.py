@@ -20,7 +20,7 @@ from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx import fragile, tolerated
 from mirage_cli.frontends.onnx.ops import READERS, positions, shape_values
-from mirage_cli.frontends.onnx.ops.quantized import scales_integers
+from mirage_cli.frontends.onnx.ops.quantized import scaled_integers
 from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results, Unread
 from mirage_cli.frontends.onnx.ops.shape_values import Known
 from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET
@@ -291,7 +291,7 @@ class _Walk:
             raise Refused(f"operators of opset {version} are not read (from {OLDEST_OPSET} on)")
         if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
             raise Refused("it contains sub-graphs")
-        if scales_integers(node):
+        if (product := scaled_integers(node)) is not None and (product.name or "") in self.reasons:
             raise Refused("it is a part of a product of integers, of which runtimes make one operator")
         if reader is None:
             kind = "operator" if domain == "" else f"operator of domain {domain}"

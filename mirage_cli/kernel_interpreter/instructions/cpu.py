@@ -16,6 +16,7 @@ from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.strand import Strand
 from mirage_cli.lax.dtypes import PACKED
+from mirage_cli.lax.ops import OPS
 
 WHOLE = {
     "U2": (2, 0),
@@ -26,7 +27,7 @@ WHOLE = {
     "I8": (8, 128),
 }  #: bits, those turned in panels
 DEPTH = 128  #: positions that are rounded together at most (`rounded.hpp`)
-LINE = 16  #: positions of which there is room for multiples
+LINE, CHUNK = 16, 64  #: positions of which there is room for multiples, and of levels (`levels.hpp`)
 MOST_AT_ONCE = 1 << 11  #: lanes that run side by side, where they are not as many already
 WIDE = {"Sum::Wide": "double", "Max::Wide": "float"}
 for _name, _type in WIDE.items():
@@ -205,6 +206,11 @@ class Rounded(Operand):
 
     room: Pointer
 
+    @staticmethod
+    def bytes(rows: int, depth: int, block: int) -> int:
+        """Bytes of room for so many rows, as `lines` of `rounded.hpp` takes them."""
+        return rows * (-(-depth // LINE) * LINE + 16 * -(-depth // min(block, DEPTH)))
+
     def rounded(self, s: Any, x: Array, block: int) -> Array:
         """What is multiplied in place of [fields * lanes, rows, depth]."""
         if not s.arithmetic.rounds:
@@ -225,6 +231,30 @@ def in_bytes(x: Array) -> Array:
 @instruction("to_bytes")
 def _to_bytes(s: Any, static: Sequence[Any], plain: Operand, room: Pointer) -> Rounded:
     return Rounded(plain.data, plain.row, plain.depth, room)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels(Rounded):
+    """An operand of whole numbers that bytes hold, but for one number for each row, and room for these."""
+
+    def rounded(self, s: Any, x: Array, block: int) -> Array:
+        """As they are. Raises Fault for others, where numbers are what they will be."""
+        if s.arithmetic.rounds and np.isfinite(x).all():
+            high, low = x.max(initial=0), x.min(initial=0)
+            if np.any(x != np.rint(x)) or high - low > OPS["levels"].whole:
+                raise Fault("an operand of levels is none")
+        return x
+
+    @staticmethod
+    def bytes(rows: int, depth: int, block: int) -> int:
+        """As `levels_rows` of `levels.hpp` takes them."""
+        high = (rows // LINE + 1) * LINE + 1
+        return 4 * high + (high + 4) * (-(-depth // CHUNK) + 1) * CHUNK
+
+
+@instruction("in_levels")
+def _in_levels(s: Any, static: Sequence[Any], plain: Operand, room: Pointer) -> Levels:
+    return Levels(plain.data, plain.row, plain.depth, room)
 
 
 @instruction("packed")
@@ -272,6 +302,7 @@ class Same:
     """One number for all."""
 
     value: Number
+    whole: bool = False  #: said to be no fraction
 
     def number(self, s: Any, i: Array, k: Array, there: Array) -> Number:
         """The number."""
@@ -288,6 +319,13 @@ class Quantised:
     block: int
     row: int = 0  #: not known of columns, nor of summed positions
     depth: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True where numbers less their zero points, which are whole, are multiplied as they are."""
+        zero, scale = self.zero, self.scale
+        whole = zero.whole if isinstance(zero, Same) else zero.bytes == 1 or self.numbers.bytes == 0
+        return whole and isinstance(scale, Same) and bool(np.all(scale.value.a == 1))
 
     def read(self, s: Any, i: Array, k: Array, there: Array) -> Array:
         """As that of `Operand`."""
@@ -313,9 +351,13 @@ def _stored(
 
 
 @instruction("same")
-@instruction("same_whole")
 def _same(s: Any, static: Sequence[Any], value: Any) -> Same:
     return Same(Number(s.wide(value)))
+
+
+@instruction("same_whole")
+def _same_whole(s: Any, static: Sequence[Any], value: Any) -> Same:
+    return Same(Number(s.wide(value)), whole=True)
 
 
 @instruction("quantised")
@@ -361,11 +403,12 @@ def _contract(
 def _both_rounded(s: Any, a: Any, b: Any, x: Array, y: Array) -> tuple[Array, Array]:
     """The operands of a product, one of which is rounded. Raises Fault without room, and where the model does not say so."""
     own, other, values = (a, b, x) if isinstance(a, Rounded) else (b, a, y)
-    if not isinstance(other, Quantised) or not other.numbers.data.memory.rounds:
+    if not isinstance(other, Quantised) or not (isinstance(own, Levels) or other.numbers.data.memory.rounds):
         raise Fault("an operand is rounded beside one of which the model does not say so")
     _, rows, depth = values.shape
-    size = rows * (-(-depth // LINE) * LINE + 16 * -(-depth // min(other.block, DEPTH)))
-    if np.any(own.room.at + size > own.room.memory.size):
+    if isinstance(own, Levels) and not other.is_whole:
+        raise Fault("an operand of levels is multiplied with what is no whole number")
+    if np.any(own.room.at + own.bytes(rows, depth, other.block) > own.room.memory.size):
         raise Fault("an operand is rounded beyond the room that it has")
     values = own.rounded(s, values, other.block)
     return (values, y) if own is a else (x, values)

@@ -10,12 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.frontends.onnx.ops.elementwise import floating
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, ONNX, Call, Unread, dimension, element_type, reads
 from mirage_cli.frontends.onnx.ops.views import gathered
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import PACKED, U8, DType
+from mirage_cli.lax.dtypes import F32, I8, I32, PACKED, U8, DType
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.ir.graph import Graph, Input, Opaque
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Cast, Graph, Input, Map, Opaque, Reshape
 
 
 def _numbers(graph: Graph, v: int, bits: int) -> int:
@@ -209,48 +211,133 @@ def _gather_block_quantized(call: Call) -> int:
         return gathered(call, _blocked(graph, q, scale, zero, at, size), axis)
 
 
-# --- what stays: activations in 8 bits, and experts -----------------------------------------------------------------------
-def scales_integers(node: ir.Node) -> bool:
-    """True for what follows MatMulInteger where activations are quantised: the Cast of its sums, the product with scales, and
-    that of the scales. Runtimes make one operator of all these, which multiplies integers of 8 bits as such."""
+# --- activations in 8 bits, by the range of a tensor -------------------------------------------------------------------------
+STEPS = 255  #: between the least number of a byte and the largest
+DEEPEST = (1 << 31) // STEPS**2  #: products of bytes whose sum 32 bits hold
+EXACT = (1 << 24) // STEPS**2  #: the same of float32
+
+
+@reads("DynamicQuantizeLinear")
+def _dynamic_quantize_linear(call: Call) -> list[int]:
+    """`levels` by the least and the largest of all numbers, with a scale and a zero point"""
+    graph, x = call.graph, floating(call)
+    levels, scale, zero = _by_range(graph, x)
+    return [graph.cast(graph.map("add", levels, zero), U8), _single(graph, scale), _single(graph, graph.cast(zero, U8))]
+
+
+def _by_range(graph: Graph, x: int) -> tuple[int, int, int]:
+    """A tensor in levels, the size of one, and the level of 0 above the least."""
+    dtype, dims = graph.dtype(x), range(len(graph.dims(x)))
+    nothing, one = graph.fill(0, dtype), graph.fill(1, dtype)
+    number = graph.map("where", graph.map("isnan", x), nothing, x)
+    low = graph.map("min", graph.reduce("min", number, dims), nothing)
+    high = graph.map("max", graph.reduce("max", number, dims), nothing)
+    size = graph.map("div", graph.map("sub", high, low), graph.fill(STEPS, dtype))
+    scale = graph.map("where", graph.map("eq", size, nothing), one, size)
+    zero = graph.map("round", graph.map("div", graph.map("neg", low), scale))
+    return graph.map("levels", x, scale, zero), scale, zero
+
+
+def _single(graph: Graph, v: int) -> int:
+    return graph.reshape(v, ())
+
+
+@reads("MatMulInteger")
+def _matmul_integer(call: Call) -> int:
+    """A contraction of numbers less their zero points"""
+    result = call.node.outputs[0]
+    floats = not result.is_graph_output() and all(user.op_type == "Cast" for user, _ in result.uses())
+    if not floats and _deep(call) > EXACT:
+        raise Refused("sums of whole numbers that are not read as floats: float32 does not hold them all")
+    return call.graph.cast(_of_bytes(call, 0, 1, 2, 3), I32)
+
+
+def _deep(call: Call) -> int:
+    """The positions that a product of bytes sums. Raises Refused."""
+    deep = call.dims(0)[-1]
+    if not isinstance(deep, int) or deep > DEEPEST:
+        raise Refused(f"sums of {deep} products of bytes: 32 bits do not hold them all")
+    return deep
+
+
+def _of_bytes(call: Call, a: int, b: int, a_zero: int, b_zero: int) -> int:
+    """The product of inputs in bytes, less their zero points: one, or one for each column. Raises Refused."""
+    _deep(call)
+    left, right = (_centred(call, i, zero) for i, zero in ((a, a_zero), (b, b_zero)))
+    return compose.matmul(call.graph, left, right)
+
+
+def _centred(call: Call, i: int, zero: int) -> int:
+    """Numbers less their zero point, as float32."""
+    graph, q = call.graph, call.arg(i)
+    if graph.dtype(q) not in (U8, I8):
+        raise Refused(f"a product of elements of type {graph.dtype(q)}")
+    if not call.has(zero):
+        return graph.cast(q, F32)
+    z = call.arg(zero)
+    if graph.dims(z) not in ((), (1,)) and (i == 0 or len(graph.dims(z)) != 1):
+        raise Refused("zero points of rows")
+    levels = _levels_of(graph, q, z)
+    return levels if levels is not None else graph.map("centred", graph.cast(q, F32), graph.cast(z, F32))
+
+
+def _levels_of(graph: Graph, q: int, zero: int) -> int | None:
+    """What is added to a zero point where a tensor is that sum in bytes."""
+    total, own = (compose.behind_casts(graph, v) for v in (q, zero))
+    while isinstance(graph.steps[own], (Cast, Reshape)):
+        (own,) = graph.inputs[own]
+    if graph.steps[total] != Map("add") or graph.inputs[total][1] != own:
+        return None
+    return graph.inputs[total][0]
+
+
+@reads("MatMulIntegerToFloat", domain=MICROSOFT)
+def _matmul_integer_to_float(call: Call) -> int:
+    """As MatMulInteger, times both scales, plus a bias"""
+    graph = call.graph
+    scale = graph.map("mul", call.arg(2), call.arg(3))
+    y = graph.map("mul", _of_bytes(call, 0, 1, 4, 5), scale)
+    return graph.map("add", y, call.arg(6)) if call.has(6) else y
+
+
+@reads("DynamicQuantizeMatMul", domain=MICROSOFT)
+def _dynamic_quantize_matmul(call: Call) -> int:
+    """As DynamicQuantizeLinear and MatMulIntegerToFloat"""
+    graph, _ = call.graph, _deep(call)
+    levels, scale, _ = _by_range(graph, call.arg(0))
+    y = compose.matmul(graph, levels, _centred(call, 1, 3))
+    y = graph.map("mul", y, graph.map("mul", _single(graph, scale), call.arg(2)))
+    return graph.map("add", y, call.arg(4)) if call.has(4) else y
+
+
+def scaled_integers(node: ir.Node) -> ir.Node | None:
+    """MatMulInteger where a node is what follows it where activations are quantised: the Cast of its sums, the product with
+    scales, and that of the scales. Runtimes make one operator of all these, which multiplies integers of 8 bits as such."""
     if node.domain not in (ONNX, "ai.onnx"):
-        return False
+        return None
     if node.op_type == "Cast":
-        of_integers = any(_made_by(v, "MatMulInteger") for v in node.inputs)
-        return of_integers and any(user.op_type == "Mul" for user, _ in node.outputs[0].uses())
+        product = _made_by(node.inputs[0], "MatMulInteger")
+        return product if any(user.op_type == "Mul" for user, _ in node.outputs[0].uses()) else None
     if node.op_type != "Mul":
-        return False
+        return None
     if any(_made_by(v, "DynamicQuantizeLinear") for v in node.inputs):
-        users = [user for user, _ in node.outputs[0].uses()]
-        return bool(users) and all(u.op_type == "Mul" and _ends_product(u) for u in users)
-    return _ends_product(node)
+        ends = [_ended_product(user) if user.op_type == "Mul" else None for user, _ in node.outputs[0].uses()]
+        return ends[0] if ends and all(ends) else None
+    return _ended_product(node)
 
 
-def _ends_product(mul: ir.Node) -> bool:
-    makers = [v.producer() for v in mul.inputs if v is not None]
-    return any(m is not None and m.op_type == "Cast" and _made_by(m.inputs[0], "MatMulInteger") for m in makers)
+def _ended_product(mul: ir.Node) -> ir.Node | None:
+    casts = [m for v in mul.inputs if (m := _made_by(v, "Cast")) is not None]
+    return next((p for m in casts if (p := _made_by(m.inputs[0], "MatMulInteger")) is not None), None)
 
 
-def _made_by(v: ir.Value | None, kind: str) -> bool:
+def _made_by(v: ir.Value | None, kind: str) -> ir.Node | None:
     maker = None if v is None else v.producer()
-    return maker is not None and maker.op_type == kind
+    return maker if maker is not None and maker.op_type == kind else None
 
 
-_STAYS = "Stays as it is; its result's shape is known"
-
-
-@reads("MatMulIntegerToFloat", "DynamicQuantizeMatMul", domain=MICROSOFT, how=_STAYS)
-def _integers(call: Call) -> int:
-    """Refused: a product of integers of 8 bits, which processors have instructions for and kernels here would convert."""
-    *outer, _ = call.dims(0)
-    scale = 3 if call.node.op_type == "MatMulIntegerToFloat" else 2
-    if len(call.dims(1)) != 2:
-        raise Refused("a product of integers with more than one matrix")
-    dims = (*outer, call.dims(1)[-1])
-    raise Unread("activations are quantised: their integers are multiplied", dims, call.dtype(scale))
-
-
-@reads("MoE", "QMoE", domain=MICROSOFT, how=_STAYS)
+# --- what stays: experts ------------------------------------------------------------------------------------------------
+@reads("MoE", "QMoE", domain=MICROSOFT, how="Stays as it is; its result's shape is known")
 def _experts(call: Call) -> int:
     """Refused: which weights a row is multiplied with is known when the model runs."""
     raise Unread("which experts a row takes is chosen at run time", call.dims(0), call.dtype(0))

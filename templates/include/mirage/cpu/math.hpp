@@ -18,8 +18,12 @@
 #define MIRAGE_VECTOR_LOOP _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
 #define MIRAGE_VECTOR_LOOP _Pragma("GCC ivdep")
+#define MIRAGE_VECTOR_PARTS _Pragma("GCC ivdep") _Pragma("GCC unroll 1")  // of loops that would be unrolled first
 #else
 #define MIRAGE_VECTOR_LOOP
+#endif
+#if !defined(MIRAGE_VECTOR_PARTS)
+#define MIRAGE_VECTOR_PARTS MIRAGE_VECTOR_LOOP
 #endif
 #define MIRAGE_INLINE [[maybe_unused]] static inline __attribute__((always_inline))
 
@@ -245,6 +249,15 @@ MIRAGE_INLINE float m_isinf(float x) { return m_abs(x) == INFINITY ? 1.0f : 0.0f
 MIRAGE_INLINE float m_where(float c, float x, float y) {
     const uint32_t mask = -static_cast<uint32_t>(c != 0.0f);
     return as_float((as_bits(x) & mask) | (as_bits(y) & ~mask));
+}
+// x in units of a scale, as a byte holds it whose zero point is a whole number, less that; NaN is the byte 0. Bits of floats are in
+// the order of whole numbers: of two bounds that are compared with compilers make branches.
+MIRAGE_INLINE float m_levels(float x, float scale, float zero) {
+    const float level = m_rint(x / scale) + zero;
+    const int32_t bits = static_cast<int32_t>(as_bits(level) & -static_cast<uint32_t>(level == level));
+    constexpr int32_t MOST = 0x437f0000;  // 255
+    const int32_t over = (bits & ~(bits >> 31)) - MOST;
+    return as_float(static_cast<uint32_t>(MOST + (over & (over >> 31)))) - zero;
 }
 // max and min hand on a NaN from either side, as numpy's do
 MIRAGE_INLINE float m_max(float x, float y) { return (x > y || x != x) ? x : y; }

@@ -208,6 +208,15 @@ struct Columns {
         u.set(zeros.get(block), static_cast<float>(TURNED));
         return u;
     }
+    // where VECTORS from column j on begin: their words, and what their blocks share
+    template <int VECTORS, class Zeros, class Scales>
+    MIRAGE_MEMBER void begin(const uint32_t* (&from)[VECTORS], Zeros (&zeros)[VECTORS], Scales (&scales)[VECTORS], int64_t j) const {
+        for (int v = 0; v < VECTORS; ++v) {
+            from[v] = words(j + v * LANES, 0);
+            zeros[v] = of_blocks(x.zero, j + v * LANES);
+            scales[v] = of_blocks(x.scale, j + v * LANES);
+        }
+    }
     MIRAGE_MEMBER Parts parts(int64_t at) const { return {x.block, at / x.block - 1, 0, at % x.block}; }
 };
 template <class F>
@@ -224,6 +233,16 @@ MIRAGE_INLINE Columns<Q, Z, S> columns(const Quantised<Q, Z, S>& x) {
     return {x, (x.numbers.deep + PER - 1) / PER};
 }
 
+// Sums put in their places, or added to what is there.
+template <int ROWS, int VECTORS>
+MIRAGE_INLINE void put_block(Result c, const Vector (&total)[ROWS][VECTORS]) {
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < VECTORS; ++v) {
+            float* const to = c.data + r * c.row + v * LANES;
+            store_vector(to, c.fresh ? total[r][v] : load_vector(to) + total[r][v]);
+        }
+}
+
 // --- few rows -----------------------------------------------------------------------------------------------------------
 // ROWS x VECTORS of c, from column j on; few rows have several sums side by side, or each would wait for the one before it.
 template <int ROWS, int VECTORS, class C>
@@ -233,11 +252,7 @@ MIRAGE_INLINE void quantised_block(Result c, const float* a, int64_t lda, const 
     const uint32_t* from[VECTORS];
     decltype(of_blocks(b.x.zero, j)) zeros[VECTORS];
     decltype(of_blocks(b.x.scale, j)) scales[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) {
-        from[v] = b.words(j + v * LANES, 0);
-        zeros[v] = of_blocks(b.x.zero, j + v * LANES);
-        scales[v] = of_blocks(b.x.scale, j + v * LANES);
-    }
+    b.begin(from, zeros, scales, j);
     Vector total[ROWS][VECTORS] = {};
     Parts parts = b.parts(0);
     for (int at = 0, part = 0; at < depth; at += part) {
@@ -274,11 +289,7 @@ MIRAGE_INLINE void quantised_block(Result c, const float* a, int64_t lda, const 
             }
         }
     }
-    for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) {
-            float* const to = c.data + r * c.row + v * LANES;
-            store_vector(to, c.fresh ? total[r][v] : load_vector(to) + total[r][v]);
-        }
+    put_block(c, total);
 }
 // The same for a block of SIZE rows or fewer, and the columns of BLOCK_COLS.
 template <int SIZE, class C>

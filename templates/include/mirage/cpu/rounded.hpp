@@ -209,67 +209,70 @@ inline bool has_fours() {
 #endif
 
 // --- products -----------------------------------------------------------------------------------------------------------
-// ROWS x VECTORS of c, from column j and row i of the rounded ones on; few have several sums side by side, as elsewhere.
+// Sums of the bytes of ROWS with columns of VECTORS: few have several sums side by side, as elsewhere.
+template <class Sum, class Q, int ROWS, int VECTORS>
+struct ByteSums {
+    static constexpr int BITS = Q::BITS, PER = 32 / BITS, SOME = ROWS * VECTORS;
+    static constexpr int SUMS = LANES == 16 ? (SOME < 4 ? 4 : SOME < 8 ? 2 : 1) : SOME < 4 ? 8 / BITS : 1;
+    Sum sum[SUMS][ROWS][VECTORS];
+
+    // with word `n` of so many
+    MIRAGE_MEMBER void step(int n, const uint32_t** from, const int8_t* x, int64_t pitch) {
+        for (int v = 0; v < VECTORS; ++v) {
+            if (v * LANES % PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from[v]) + FETCHED);
+            const Words word = load_words(from[v]);
+            from[v] += PANEL;
+            for (int g = 0; g < 8 / BITS; ++g) {
+                const Words bytes = BITS == 8 ? word : (word >> (g * BITS)) & (0x01010101u * uint32_t(Q::LOW));
+                for (int r = 0; r < ROWS; ++r) sum[(n * (8 / BITS) + g) % SUMS][r][v].add(bytes, x + r * pitch + 4 * g);
+            }
+        }
+    }
+    MIRAGE_MEMBER void close() {
+        for (int s = 0; s < SUMS; ++s)
+            for (int r = 0; r < ROWS; ++r)
+                for (int v = 0; v < VECTORS; ++v) sum[s][r][v].close();
+    }
+    // over `left` positions from words `from` on, which move behind them
+    MIRAGE_MEMBER void run(const uint32_t** from, const int8_t* x, int64_t pitch, int left) {
+        for (; left >= UNIT; left -= UNIT) {
+            for (int n = 0; n < UNIT / PER; ++n, x += PER) step(n, from, x, pitch);
+            close();
+        }
+        if (left <= 0) return;
+        for (; left > 0; left -= PER, x += PER) step(0, from, x, pitch);
+        close();
+    }
+    MIRAGE_MEMBER Ints total(int r, int v) const {
+        Ints of = sum[0][r][v].sum;
+        for (int s = 1; s < SUMS; ++s) of += sum[s][r][v].sum;
+        return of;
+    }
+};
+// ROWS x VECTORS of c, from column j and row i of the rounded ones on.
 template <class Sum, int ROWS, int VECTORS, class C>
 MIRAGE_INLINE void rounded_block(Result c, const Lines& a, int i, const C& b, int64_t j, int depth) {
-    using Q = typename C::Number;
-    constexpr int BITS = Q::BITS, PER = 32 / BITS, SUMS = ROWS * VECTORS < 4 ? 8 / BITS : 1;
     const uint32_t* from[VECTORS];
     decltype(of_blocks(b.x.zero, j)) zeros[VECTORS];
     decltype(of_blocks(b.x.scale, j)) scales[VECTORS];
-    for (int v = 0; v < VECTORS; ++v) {
-        from[v] = b.words(j + v * LANES, 0);
-        zeros[v] = of_blocks(b.x.zero, j + v * LANES);
-        scales[v] = of_blocks(b.x.scale, j + v * LANES);
-    }
+    b.begin(from, zeros, scales, j);
     Vector total[ROWS][VECTORS] = {};
     Parts parts = b.parts(0);
     for (int at = 0, part = 0, n = 0; at < depth; at += part, ++n) {
         part = parts.next(depth - at);
-        Sum sum[SUMS][ROWS][VECTORS] = {};
-        const int8_t* x = a.at(i, at);
-        const auto step = [&]() __attribute__((always_inline)) {
-            for (int v = 0; v < VECTORS; ++v) {
-                if (v * LANES % PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from[v]) + FETCHED);
-                const Words word = load_words(from[v]);
-                from[v] += PANEL;
-                for (int g = 0; g < 8 / BITS; ++g) {
-                    const Words bytes = BITS == 8 ? word : (word >> (g * BITS)) & (0x01010101u * uint32_t(Q::LOW));
-                    for (int r = 0; r < ROWS; ++r) sum[g % SUMS][r][v].add(bytes, x + static_cast<int64_t>(r) * a.pitch + 4 * g);
-                }
-            }
-            x += PER;
-        };
-        const auto close = [&]() __attribute__((always_inline)) {
-            for (int s = 0; s < SUMS; ++s)
-                for (int r = 0; r < ROWS; ++r)
-                    for (int v = 0; v < VECTORS; ++v) sum[s][r][v].close();
-        };
-        int left = part;
-        for (; left >= UNIT; left -= UNIT) {
-            for (int k = 0; k < UNIT; k += PER) step();
-            close();
-        }
-        if (left > 0) {
-            for (; left > 0; left -= PER) step();
-            close();
-        }
+        ByteSums<Sum, typename C::Number, ROWS, VECTORS> sums = {};
+        sums.run(from, a.at(i, at), a.pitch, part);
         for (int v = 0; v < VECTORS; ++v) {
             const Vector scale = scales[v].get(parts.block);
             const Vector less = scale * (zeros[v].get(parts.block) + static_cast<float>(C::TURNED));
             for (int r = 0; r < ROWS; ++r) {
-                for (int s = 1; s < SUMS; ++s) sum[0][r][v].sum += sum[s][r][v].sum;
                 const float* const own = a.scale(i + r, n);
-                const Vector whole = __builtin_convertvector(sum[0][r][v].sum, Vector);
+                const Vector whole = __builtin_convertvector(sums.total(r, v), Vector);
                 total[r][v] += scale * own[0] * whole - less * own[1];
             }
         }
     }
-    for (int r = 0; r < ROWS; ++r)
-        for (int v = 0; v < VECTORS; ++v) {
-            float* const to = c.data + r * c.row + v * LANES;
-            store_vector(to, c.fresh ? total[r][v] : load_vector(to) + total[r][v]);
-        }
+    put_block(c, total);
 }
 // How many rows come next: sizes that are compiled.
 MIRAGE_INLINE constexpr int rounded_rows(int rows) {

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdlib>
 
-#include "mirage/cpu/rounded.hpp"
+#include "mirage/cpu/levels.hpp"
 
 namespace mirage {
 inline namespace MIRAGE_ISA {
@@ -85,7 +85,7 @@ MIRAGE_INLINE typename R::Wide reduce(int n, F f) {
     for (int l = 0; l < PARTS; ++l) part[l] = R::none();
     int k = 0;
     for (; k + PARTS <= n; k += PARTS) {
-        MIRAGE_VECTOR_LOOP
+        MIRAGE_VECTOR_PARTS
         for (int l = 0; l < PARTS; ++l) R::take(part[l], static_cast<Wide>(f(k + l)));
     }
     for (int l = 0, rest = n - k; l < rest; ++l) R::take(part[l], static_cast<Wide>(f(k + l)));

@@ -32,6 +32,11 @@ MIRAGE_DEVICE float m_floor(float x) { return floorf(x); }
 MIRAGE_DEVICE float m_ceil(float x) { return ceilf(x); }
 MIRAGE_DEVICE float m_rint(float x) { return rintf(x); }
 MIRAGE_DEVICE float m_trunc(float x) { return truncf(x); }
+// x in units of a scale, as a byte holds it whose zero point is a whole number, less that; NaN is the byte 0
+MIRAGE_DEVICE float m_levels(float x, float scale, float zero) {
+    const float level = m_rint(x / scale) + zero, above = level > 0.0f ? level : 0.0f;
+    return (above < 255.0f ? above : 255.0f) - zero;
+}
 // what is left of a number in a narrower type: outside of an integer's numbers its smallest one, of types of less than 4
 // bytes the low bits of that; and no -0
 MIRAGE_DEVICE float m_to_i64(float x) {

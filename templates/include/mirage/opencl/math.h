@@ -82,6 +82,11 @@ float m_floor(float x) { return floor(x); }
 float m_ceil(float x) { return ceil(x); }
 float m_rint(float x) { return rint(x); }
 float m_trunc(float x) { return trunc(x); }
+// x in units of a scale, as a byte holds it whose zero point is a whole number, less that; NaN is the byte 0
+float m_levels(float x, float scale, float zero) {
+    const float level = m_rint(x / scale) + zero, above = level > 0.0f ? level : 0.0f;
+    return (above < 255.0f ? above : 255.0f) - zero;
+}
 // what is left of a number in a narrower type: outside of an integer's numbers its smallest one, of types of less than 4
 // bytes the low bits of that; and no -0
 float m_to_i64(float x) { return x >= -0x1p63f && x < 0x1p63f ? trunc(x) + 0.0f : -0x1p63f; }

@@ -331,6 +331,10 @@ CASES: dict[str, Cases] = {
     "LpNormalization": always(case(X), case(X, p=1, axis=1)),
     "Attention": _attention,
     "DequantizeLinear": _dequantize,
+    "DynamicQuantizeLinear": always(case(X.astype(np.float32), outputs=3)),
+    "MatMulInteger": always(
+        case(np.arange(12, dtype=np.uint8).reshape(3, 4) * 21, np.arange(8, dtype=np.int8).reshape(4, 2), np.uint8(9)),
+    ),
     "RotaryEmbedding": _rotary,
 }  # fmt: skip
 
