@@ -278,8 +278,9 @@ bool agrees_levels(const Shape& s, int first, bool left, bool panels) {
     std::vector<uint8_t> q(static_cast<size_t>(wide * deep * Q::BITS / 8 + 1)), zeros(static_cast<size_t>(wide));
     for (size_t i = 0; i < q.size(); ++i) q[i] = s.pad == 2 ? 255 : static_cast<uint8_t>(i * 151 + i / 7);
     for (size_t i = 0; i < zeros.size(); ++i) zeros[i] = static_cast<uint8_t>(i * 89);
-    const mirage_packing how = {0, 4, row, depth, wide * deep, Q::BITS, Q::TURNED}, of_zeros = {0, 1, 1, wide, wide, Z::BITS, Z::TURNED};
-    void* const made[] = {pack(how, q.data()), pack(of_zeros, zeros.data())};
+    const mirage_packing how = {0, 4, row, depth, wide * deep, Q::BITS, Q::TURNED, 0};
+    const mirage_packing of_zeros = {0, 1, 1, wide, wide, Z::BITS, Z::TURNED, 0};
+    void* const made[] = {pack(how, q.data()).data, pack(of_zeros, zeros.data()).data};
     const auto of = [&](int i) { return static_cast<const uint8_t*>(panels ? made[i] : nullptr); };
     const auto numbers = stored<Q>(q.data(), first * row + 8 * depth, row, depth, of(0), deep);
     const auto zero = [&] {

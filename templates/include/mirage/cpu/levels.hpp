@@ -7,7 +7,7 @@
 // The sums of q alone are those with a row of ones. Processors with tiles (AMX) multiply 16 rows with 16 columns at a time: a
 // panel holds the bytes of a tile in its order. Weights without panels are multiplied in float32.
 #pragma once
-#if defined(__AVX512F__) && defined(__linux__)
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -136,7 +136,7 @@ MIRAGE_INLINE void level_sums_of(int rows, uint32_t* to, const int8_t* x, int64_
     if (SIZE == 1 || rows == SIZE) return level_sums<Sum, SIZE>(to, x, pitch, b, j, depth);
     if constexpr (SIZE > 1) level_sums_of<Sum, rounded_rows(SIZE - 1)>(rows, to, x, pitch, b, j, depth);
 }
-#if defined(__AVX512F__) && defined(__linux__)
+#if defined(__AVX512F__) && defined(__linux__) && __has_include(<amxtileintrin.h>)
 #define MIRAGE_TILES
 // True where the processor has tiles of bytes, and the system lets this process use them.
 inline bool has_tiles() {
@@ -149,19 +149,6 @@ inline bool has_tiles() {
     }();
     return has;
 }
-struct alignas(64) TileShapes {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-// Tiles for as long as this lives.
-struct Tiles {
-    Tiles() {
-        const TileShapes shapes;
-        __asm__ volatile("ldtilecfg %0" ::"m"(shapes));
-    }
-    ~Tiles() { __asm__ volatile("tilerelease"); }
-};
 #define MIRAGE_TILE_LOAD(TILE_, FROM, APART) \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #TILE_ ::"r"(FROM), "r"(static_cast<int64_t>(APART)) : "memory")
 #define MIRAGE_TILE_STORE(TILE_, TO, APART) \
@@ -280,8 +267,9 @@ template <class Form, int MOST, class Q, class Z, class S>
     level_all<Q::BITS>(own, a.plain, rows, depth);
 #if defined(MIRAGE_TILES)
     if (Q::BITS == 8 && MOST >= TILED_ROWS && rows >= TILED_ROWS && depth % TILE_DEPTH == 0 && has_tiles()) {
-        const Tiles tiles;
-        return level_products<InTiles, InFours, Form>(c, rows, cols, depth, own, b);
+        begin_matrices();
+        level_products<InTiles, InFours, Form>(c, rows, cols, depth, own, b);
+        return end_matrices();
     }
 #endif
 #if defined(__AVX512F__)
