@@ -110,7 +110,7 @@ def module(step: Step, device: str) -> tuple[Any, list[Any]]:
     depth = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shape = (step.batch, heads, step.cached, depth)
     count = 2 * config.num_hidden_layers if step.cached else 0
-    return Call(), [first, position, [torch.randn(shape, generator=generator, **half) for _ in range(count)]]
+    return Call().eval(), [first, position, [torch.randn(shape, generator=generator, **half) for _ in range(count)]]
 
 
 def export(step: Step, folder: Path) -> Path:
