@@ -385,7 +385,10 @@ def _restricted(b: Base, body: Body, host: str, rng: Rng) -> Change:
     return at(body, w, replace(walk, body=at(walk.body, n, replace(s, variables=variables)))), host
 
 
-UNDO = {frozenset(("an arrival is left out", "an arrival is said twice"))}  #: pairs of which one may undo the other
+UNDO = {  #: pairs of which one may undo the other
+    frozenset(("an arrival is left out", "an arrival is said twice")),
+    frozenset(("an arrival comes before what is stored", "an arrival comes after what waits for it")),
+}
 
 
 # --- the run ------------------------------------------------------------------------------------------------------------
