@@ -95,6 +95,7 @@ class Strip:
     latency_us: float  #: microseconds of an iteration
     chained_us: float  #: microseconds of an iteration with a product of a product
     share_us: float  #: microseconds of an iteration whose warps share columns: they meet twice
+    store_us: float  #: microseconds of 16 bytes that every lane of a warp stores on in an iteration
     multiply_us: float  #: microseconds of a matrix instruction in an iteration of one warp
     element_us: float  #: microseconds of an elementwise operation in an iteration of one warp
     issue_multiply_us: float  #: microseconds of a matrix instruction on its part of a multiprocessor

@@ -23,6 +23,7 @@ from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.schedule import Schedule, block_count
 from mirage_cli.search.schedules.strip import (
+    CHUNK,
     NOMINAL,
     RESERVED,
     Roles,
@@ -188,7 +189,7 @@ class Shape:
         types = {i: o.dtype for o in products(graph) for i in o.inputs}
         operands = set(types)
         self.column_unit = 1 if packed.in_every_product(graph, r.packed) else 8 * self.across
-        self.stage = self.kept = 0
+        self.stage = self.kept = self.stored = 0  # bytes; `stored` are those of a stage that go on to memory
         self.rings: list[tuple[int, float]] = []  # bytes of a stage's tiles, and those of them that lie side by side
         self.lines = 0.0  # pieces of memory lines that a stage takes
         for o in graph.ops:
@@ -198,6 +199,7 @@ class Shape:
                 bytes_ = math.ceil(elements * reads[o.source_value or ""] / 128) * 128
                 if o.phase == BODY:
                     self.stage += bytes_
+                    self.stored += bytes_ if program.sources[self.p.input(o.source_value or "").source].parts else 0
                     run = self.run(o.source_value or "")
                     self.rings.append((bytes_, run))
                     self.lines += bytes_ / min(LINE, run)
@@ -395,6 +397,7 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
     issue = c.issue_multiply_us * multiplies + c.issue_element_us * elementwise + c.issue_step_us * shape.steps()
     turn = c.latency_us + c.chained_us * shape.r.chained + c.share_us * (shape.across > 1)
     turn += c.multiply_us * multiplies + c.element_us * elementwise + c.step_us * shape.steps()
+    turn += c.store_us * shape.stored / (CHUNK * 32 * shape.members * shape.across)
     if multiply_together(s, target):
         turn = c.latency_us + c.chained_us + c.share_us + shape.clocks() / c.clocks
         turn += c.issue_element_us * elementwise * s.warps / PARTS
