@@ -288,13 +288,8 @@ class Program:
             "inputs": [{"name": i.name, "source": i.source, "access": _access(i.access)} for i in self.inputs],
             "nodes": [node_to_json(n) for n in self.nodes],
             "outputs": [
-                {
-                    "value": o.value,
-                    "access": _access(o.access),
-                    "dims": _dims(o.dims),
-                    "dtype": o.dtype.name,
-                    "name": o.name,
-                }
+                {"value": o.value, "access": _access(o.access), "dims": _dims(o.dims)}
+                | {"dtype": o.dtype.name, "name": o.name}
                 for o in self.outputs
             ],
         }

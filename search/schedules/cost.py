@@ -375,7 +375,7 @@ class _Estimate:
 
     def memory_us(self) -> Floats:
         """All blocks' reads and writes on a CPU: what comes from memory, and what the caches give again."""
-        t, c, time, written = self.t, self.t.fitted(Cpu), 0.0 * self.ones, 0.0
+        t, c, time = self.t, self.t.fitted(Cpu), 0.0 * self.ones
         for o in self.g.ops:
             if o.op != "load":
                 continue
@@ -388,9 +388,7 @@ class _Estimate:
             if o.name in self.m.panels:
                 share = np.where(first < LARGE_PAGE, 1.0, c.large_pages)
             time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * c.cache_factor)
-        for out in self.m.p.outputs:
-            written += math.prod(number(e, self.m.sizes) for e in out.dims) * out.dtype.bytes
-        return (time + written / t.bandwidth) * 1e6
+        return (time + bytes_written(self.m.p, self.m.sizes) / t.bandwidth) * 1e6
 
     def cpu_time(self, shared: Floats) -> Floats:
         """Microseconds on a CPU."""
@@ -434,8 +432,13 @@ def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})
     for k, count in read.items():
         source = program.sources[k]
         total += min(count, math.prod(number(e, sizes) for e in source.dims)) * source.dtype.size
-    written = sum(math.prod(number(e, sizes) for e in o.dims) * o.dtype.bytes for o in program.outputs)
-    return total + written + bytes_in_parts(program, sizes)
+    return total + bytes_written(program, sizes)
+
+
+def bytes_written(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
+    """Bytes of what a program stores."""
+    results = sum(math.prod(number(e, sizes) for e in o.dims) * o.dtype.bytes for o in program.outputs)
+    return results + bytes_in_parts(program, sizes)
 
 
 def bytes_in_parts(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
@@ -467,16 +470,6 @@ def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = Mappin
     cores = target.units if not target.threaded else 1  # a CPU's rates are those of one core
     compute = math.fsum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes, target).items())
     return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
-
-
-def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
-    """Axes that some contraction has in both operands and does not sum."""
-    axes = graph.axes_of(program)
-    kept: set[str] = set()
-    for o in graph.ops:
-        if o.op == "contract":
-            kept |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
-    return frozenset(kept)
 
 
 def along_rows(program: Program, graph: BlockGraph, o: BlockOp, axes: frozenset[str]) -> tuple[bool, bool, bool]:

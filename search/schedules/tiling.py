@@ -16,7 +16,7 @@ import numpy as np
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
-from mirage_cli.search.schedules.cost import Batch, CostModel, Prediction, Ranked, batch_axes, number
+from mirage_cli.search.schedules.cost import Batch, CostModel, Prediction, Ranked, number
 from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
@@ -128,3 +128,13 @@ def holds_symbolic(program: Program, graph: BlockGraph) -> bool:
     held = {a for o in graph.ops if o.op != "load" or o.phase != BODY for a in axes[o.name]} - tiled
     outside = {a for o in graph.ops if o.phase != BODY for a in axes[o.name] if a == graph.loop}
     return any(not isinstance(program.extent(a), int) for a in held | outside)
+
+
+def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
+    """Axes that some contraction has in both operands and does not sum."""
+    axes = graph.axes_of(program)
+    kept: set[str] = set()
+    for o in graph.ops:
+        if o.op == "contract":
+            kept |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)
+    return frozenset(kept)

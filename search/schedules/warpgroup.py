@@ -18,11 +18,12 @@ from mirage_cli.lax.ir.program import Input, Program
 from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.mugraph.visible import walked
-from mirage_cli.search.schedules.cost import Prediction, batch_axes, bytes_once, floor_us, number
+from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Clusters, Warpgroup
 from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
+from mirage_cli.search.schedules.tiling import batch_axes
 
 PANEL = 64  #: positions of a contiguous axis come in multiples of this
 LEAST_ROWS = 33  #: fewer are for strips, which multiply 16 at a time

@@ -16,10 +16,10 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.finish.split_reduction import two_kernels
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules import strip
-from mirage_cli.search.schedules.cost import batch_axes
 from mirage_cli.search.schedules.ranking import ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.tiling import batch_axes
 from mirage_cli.search.search import Searcher, SearchOptions
 
 from .kernels import Case, single
