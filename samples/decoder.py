@@ -39,6 +39,7 @@ MODEL, STEP, OUT = "decoder.onnx", "step.json", "out"
 CONFIGS = Path(__file__).with_name("decoders.yaml")
 OPSET = 20
 STORED = 1 << 16  #: bytes of a weight from which on it is in a file of its own
+SCALES = "scales"  #: how the names of weights end that are scales
 BLOCK = 1 << 22  #: random numbers that are drawn; larger weights repeat them, each from another place on
 READ = 1 << 32  #: bytes that are read to know the bandwidth
 
@@ -188,16 +189,23 @@ def fill(path: Path, original: Path | None = None) -> int:
 
 
 def _draw(tensor: onnx.TensorProto, block: NDArray[np.float32], file: Any) -> int:
-    """Write a weight of random numbers; the number of bytes."""
-    if tensor.data_type != TensorProto.FLOAT16:
-        raise SystemExit(f"weight {tensor.name} is not of type float16")
+    """Write a weight of random numbers, of whole ones all that a byte holds, as scales of which positive numbers serve; the
+    number of bytes."""
     shift = zlib.crc32(tensor.name.encode()) % BLOCK
-    scaled = (np.roll(block, shift) / math.sqrt(tensor.dims[0])).astype(np.float16)
+    drawn = np.roll(block, shift)
+    if tensor.data_type == TensorProto.UINT8:
+        scaled: NDArray[Any] = (drawn * 64).astype(np.int64).astype(np.uint8)
+    elif tensor.data_type == TensorProto.FLOAT16:
+        scaled = (drawn / math.sqrt(tensor.dims[0])).astype(np.float16)
+        if tensor.name.endswith(SCALES):  # of blocks of numbers of 4 bits
+            scaled = (np.abs(drawn) / (26 * math.sqrt(tensor.dims[-1]))).astype(np.float16)
+    else:
+        raise SystemExit(f"weight {tensor.name} is not of type float16 or uint8")
     size = left = math.prod(tensor.dims)
     while left > 0:
         file.write(scaled[:left].tobytes())
         left -= BLOCK
-    return 2 * size
+    return scaled.itemsize * size
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------

@@ -92,14 +92,15 @@ class Case:
 
 
 def model(case: Case) -> onnx.ModelProto:
-    """The product as a model; its weights are zeros."""
+    """The product as a model; its weights are any that do not make it a simpler one."""
     n, k, blocks = case.n, case.k, case.k // case.block
-    weights: dict[str, Any] = {
-        "q": np.zeros((n, blocks, case.block // 2), np.uint8),
-        "s": np.zeros((n, blocks), np.float16),
-    }
+
+    def drawn(*shape: int) -> Any:
+        return np.resize(np.arange(251, dtype=np.uint8), shape)
+
+    weights: dict[str, Any] = {"q": drawn(n, blocks, case.block // 2), "s": drawn(n, blocks).astype(np.float16)}
     if case.zeros:
-        weights["z"] = np.zeros((n, -(-blocks // 2)), np.uint8)
+        weights["z"] = drawn(n, -(-blocks // 2))
     names = ["x", *weights]
     size: dict[str, Any] = {"K": k, "N": n, "bits": 4, "block_size": case.block}
     node = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", **size)

@@ -1,13 +1,14 @@
 """The proof of a plan's kernels: what is printed for a muGraph is run, thread by thread, over residues.
 
-Programs with symbols are run as they are printed, at several sizes. Of others the same muGraph with the same schedules is
-printed for shorter axes, with whole tiles, a part, and as many iterations as make a ring of copies go round; what is printed
-differs in the extents alone. Where these are too short for a mask to hide any of them, so they are once more with the numbers
-of the mask made smaller (`nearer.py`), as far as the muGraph is the program then too.
+The same muGraph with the same schedules is printed for shorter axes, with whole tiles, a part, and as many iterations as make
+a ring of copies go round; what is printed differs in the extents alone. Symbols stay, and have several sizes. Where these are
+too short for a mask to hide any of them, so they are once more with the numbers of the mask made smaller (`nearer.py`), as far
+as the muGraph is the program then too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -25,7 +26,7 @@ from mirage_cli.lax.domains.field import ZeroDenominator, random_primes
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import MAXIMA, CustomKernel, KernelGraph
 from mirage_cli.search.proof.evaluation_cost import cost
-from mirage_cli.search.proof.stand_in import assignments, structured, with_room
+from mirage_cli.search.proof.stand_in import assignments, beside_symbols, structured, with_room
 from mirage_cli.search.proof.verify import KernelRun, Verdict, verify
 from mirage_cli.search.schedules.schedule import Schedule, launches
 from mirage_cli.search.schedules.target import Target
@@ -138,8 +139,7 @@ def _points(
     Raises Refused where that would take too long."""
     tiles = [_turning(s) for s in schedules]
     if program.symbols:
-        printed = text(program, graph, schedules)
-        return "real", [(program, graph, printed, s) for s in _affordable(program, graph, tiles)]
+        return _with_symbols(program, graph, schedules, tiles, text)
     short = structured(program, graph, tiles, {}, 1)
     alone = all(len(run) == 1 for run in launches(graph, schedules)) and not any(s.stage for s in schedules)
     if alone and _apart(graph, cost(*short, tiles, {})):
@@ -151,6 +151,18 @@ def _points(
     if point[0].axes == program.axes:
         return "real", [point]
     return "stand-in", [point, *_masked(program, point, schedules, text)]
+
+
+def _with_symbols(
+    program: Program, graph: KernelGraph, schedules: Sequence[Schedule], tiles: Sequence[dict[str, int]], text: Print
+) -> tuple[str, list[Printed]]:
+    """The same for a program with symbols."""
+    shorter = (beside_symbols(program, graph, tiles, whole) for whole in (1, 2))
+    for p, g in (*shorter, (program, graph)):
+        with contextlib.suppress(Refused, InvalidGraph):
+            printed, kind = text(p, g, schedules), "real" if p.axes == program.axes else "stand-in"
+            return kind, [(p, g, printed, s) for s in _affordable(p, g, tiles)]
+    raise Refused("not printed at any extents")
 
 
 def _masked(real: Program, point: Printed, schedules: Sequence[Schedule], text: Print) -> list[Printed]:

@@ -24,7 +24,7 @@ from mirage_cli.search.mugraph.mugraph import EPILOGUE, PROLOGUE, BlockGraph, Bl
 from mirage_cli.search.mugraph.mugraph import GRID as IN_GRID
 
 PHASE = {BEFORE: PROLOGUE, BODY: IN_BODY, AFTER: EPILOGUE, GRID: IN_GRID}
-MAX_STATES = 20000
+MAX_STATES = 100_000
 RESIDENT = 1 << 15  #: elements that a block can keep for its whole life
 PROHIBITIVE = 1e6  #: the factor of what no kernel does
 WAYS_KEPT = 4  #: derivations of one value that are worth a look, cheapest first

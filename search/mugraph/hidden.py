@@ -110,6 +110,19 @@ def held_limits(program: Program, graph: BlockGraph, tiles: Mapping[str, int]) -
     return tuple(f for f in known if all(program.axes_of(v) <= single for v, _ in f.given))
 
 
+def shown_loads(program: Program, graph: BlockGraph) -> frozenset[str]:
+    """Values that are the rows of a load which a comparison of positions with integers shows, and zeros: copies leave the
+    others out, where iterations are hidden too."""
+    facts, ops = known_values(program, graph), {o.name: o for o in graph.ops}
+    found = set()
+    for o in graph.ops:
+        if o.op == "thread" and o.thread is not None and [n.op for n in o.thread.nodes] == ["const", "where"]:
+            condition, load = (ops.get(i) for i in (*o.inputs, "", "")[:2])
+            given = condition is not None and any(f.given for f in facts[condition.name].truth)
+            found |= {o.name} if given and load is not None and load.op == "load" else set()
+    return frozenset(found) if given_limits(program, graph) else frozenset()
+
+
 def _forms(program: Program, graph: BlockGraph) -> list[Form]:
     """Forms that hide iterations: one on all of whose positions, and on all of the block's, one of them is below 0 leaves all
     that iterations hand on as it is."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.parts import with_slots
 from mirage_cli.lax.ir.program import Axis, Program, Slot
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 
 
-def resized(program: Program, graph: KernelGraph, sizes: Mapping[str, int]) -> tuple[Program, KernelGraph]:
+def resized(program: Program, graph: KernelGraph, sizes: Mapping[str, Extent]) -> tuple[Program, KernelGraph]:
     """A program and its kernels with other extents of their axes, and of the tensors that these walk."""
     kernels = tuple(replace(k, program=_resized(k.program, sizes)) for k in graph.kernels)
     return _resized(program, sizes), replace(graph, kernels=kernels)
@@ -31,7 +32,7 @@ def accesses(program: Program, graph: KernelGraph) -> dict[int, list[tuple[Slot,
     return ways
 
 
-def _resized(program: Program, sizes: Mapping[str, int]) -> Program:
+def _resized(program: Program, sizes: Mapping[str, Extent]) -> Program:
     """The program with other extents of its axes."""
 
     def slots(access: Sequence[Slot]) -> tuple[Slot, ...]:

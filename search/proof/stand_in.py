@@ -74,6 +74,16 @@ def structured(
     return resized(program, graph, _sizes(program, graph, tiles, symbols, whole, True))
 
 
+def beside_symbols(
+    program: Program, graph: KernelGraph, tiles: Sequence[Tiles], whole: int
+) -> tuple[Program, KernelGraph]:
+    """The same of axes whose extents are numbers; others keep theirs, which have symbols."""
+    symbols = assignments(program, graph, tiles)[1]
+    axes = [a for p in (program, *(k.program for k in graph.kernels)) for a in p.axes]
+    kept = {a.name: a.extent for a in axes if isinstance(a.extent, Symbolic)}
+    return resized(program, graph, {**_sizes(program, graph, tiles, symbols, whole, True), **kept})
+
+
 def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> list[dict[str, int]]:
     """Values for the symbols: 1, small, and large, where odd numbers leave partial tiles; more where the program reads
     positions that have to be there."""

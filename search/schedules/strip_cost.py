@@ -14,7 +14,7 @@ from types import MappingProxyType
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.hidden import given_limits
+from mirage_cli.search.mugraph.hidden import given_limits, shown_loads
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
 from mirage_cli.search.mugraph.visible import shown, walked
 from mirage_cli.search.schedules import packed
@@ -188,6 +188,7 @@ class Shape:
         reads = {i.name: program.sources[i.source].dtype.size for i in program.inputs}
         types = {i: o.dtype for o in products(graph) for i in o.inputs}
         operands = set(types)
+        self.shown = shown_loads(program, graph)
         self.column_unit = 1 if packed.in_every_product(graph, r.packed) else 8 * self.across
         self.stage = self.kept = self.stored = 0  # bytes; `stored` are those of a stage that go on to memory
         self.rings: list[tuple[int, float]] = []  # bytes of a stage's tiles, and those of them that lie side by side
@@ -209,7 +210,7 @@ class Shape:
             converted = (
                 o.op == "load" and o.name in operands and packed.type_of(self.p, o.source_value or "") != types[o.name]
             )
-            if converted or (o.op == "thread" and o.name in operands - r.made - r.packed.keys()):
+            if converted or (o.op == "thread" and o.name in operands - r.made - r.packed.keys() - self.shown):
                 bytes_ = self.elements(self.axes[o.name], o.phase, True) * (4 if self.exact() else 2)
                 self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
         if self.across > 1:
@@ -358,7 +359,7 @@ class Shape:
         """Elementwise operations of a lane in an iteration, each times its price; an element of a tile that is computed of
         tiles counts as many as its price says."""
         made, total = self.r.made, 0.0
-        operands = {i for o in products(self.g) for i in o.inputs} - self.r.packed.keys()
+        operands = {i for o in products(self.g) for i in o.inputs} - self.r.packed.keys() - self.shown
         for o in self.g.ops:
             own = self.axes[o.name]
             n = self.rows(own) * self.cols(own) / 32 / self.members / self.across

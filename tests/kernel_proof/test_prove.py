@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -13,11 +14,12 @@ from mirage_cli.errors import Refused
 from mirage_cli.kernel_proof import prove
 from mirage_cli.kernel_proof.prove import kernel_run, prove_kernels
 from mirage_cli.lax.dtypes import F16
+from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.planning.plan import PlanOptions, plan_fragment
 from mirage_cli.search.schedules.target import load_target
 from tests.codegen.kernels import Case, cases
-from tests.codegen.programs import NAMED, program
+from tests.codegen.programs import NAMED, ROWS, program
 
 ONE = PlanOptions({"cpu": ("cpu",), "cuda": ("sm_90a",)})
 
@@ -110,3 +112,20 @@ def test_the_environment_leaves_them_without_a_run(tmp_path: Path) -> None:
     c = _case("gated", "cpu")
     run = kernel_run(c.program, c.graph, c.schedules, load_target("cpu"), c.passes, 0, "")
     assert (run.passed, run.compared, run.refuted) == (False, 0, False) and prove.VARIABLE in run.reason
+
+
+def test_long_axes_beside_symbols_are_shorter() -> None:
+    wide = program(lambda g, t: [compose.matmul(g, g.input("x", (ROWS, 256), t), g.input("w", (256, 4096), t))], F16)
+    c, real = next(iter(cases("wide", wide, "sm_90a", 1))), sources.source
+    run = prove_kernels(c.program, c.graph, c.schedules, c.target)
+    assert run.passed and run.extents == "stand-in", run.reason
+
+    def broken(*arguments: object) -> sources.Rendered:
+        """All blocks compute the first columns."""
+        rendered = real(*arguments)  # type: ignore[arg-type]
+        text = re.sub(r"static_cast<offset_t>\(b_block\)", "static_cast<offset_t>(0)", rendered.text)
+        assert text != rendered.text
+        return replace(rendered, text=text)
+
+    with mock.patch.object(prove, "source", broken):
+        assert prove_kernels(c.program, c.graph, c.schedules, c.target).refuted

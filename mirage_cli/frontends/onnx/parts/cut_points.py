@@ -3,8 +3,9 @@
 Only what is a tensor of the model can be stored between fragments, so what one exporter stores and another does not
 would cut them in other places.
 
-1. A normalisation that adds a skip connection inside is a sum and a normalisation; of 16-bit operands both are computed in
-   float32, as onnxruntime does, and rounded when they are stored.
+1. A normalisation that adds a skip connection inside is a sum and a normalisation. Where the sum is among the results, what
+   is normalised is that, rounded as it is stored, as in onnxruntime's CUDA provider. Else, of 16-bit operands both are computed
+   in float32, as on a CPU there, and rounded when they are stored.
 2. A multiplication by a number stands behind the views of its result, not before them: the value without the factor is
    then there in the layout in which it is read.
 3. onnxruntime's Attention is a product with its weight, a bias, a split, and a MultiHeadAttention; its cache is two.
@@ -53,12 +54,17 @@ def _apart_from_sum(node: ir.Node) -> None:
     if x is None or skip is None:
         return
     before = _Before(node)
-    narrow = x.dtype if x.dtype in _NARROW else None
+    stored = node.outputs[SUM_OUTPUT] if len(node.outputs) > SUM_OUTPUT and node.outputs[SUM_OUTPUT].name else None
+    narrow = x.dtype if x.dtype in _NARROW and (stored is None or bias is not None) else None
     if narrow is not None:
-        x, skip, gain, beta, bias = (None if v is None else before.cast(v, _WIDE) for v in (x, skip, gain, beta, bias))
+        x, skip, bias = (None if v is None else before.cast(v, _WIDE) for v in (x, skip, bias))
         assert x is not None and skip is not None
     total = before.add("Add", [x, skip], x.shape)
     total = total if bias is None else before.add("Add", [total, bias], x.shape)
+    if narrow is not None and stored is not None:
+        total, narrow = before.cast(total, narrow), None
+    elif narrow is not None:
+        gain, beta = (None if v is None else before.cast(v, _WIDE) for v in (gain, beta))
     epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else _EPSILON
     kind = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
     count = max(k + 1 for k, v in enumerate(node.outputs[:SUM_OUTPUT]) if v.name or not k)
@@ -71,8 +77,8 @@ def _apart_from_sum(node: ir.Node) -> None:
         results[0].name = f"{node.outputs[0].name}/wide"
         results[0] = before.cast(results[0], narrow)
     pairs = list(zip(node.outputs, results, strict=False))
-    if len(node.outputs) > SUM_OUTPUT and node.outputs[SUM_OUTPUT].name:
-        pairs.append((node.outputs[SUM_OUTPUT], total if narrow is None else before.cast(total, narrow)))
+    if stored is not None:
+        pairs.append((stored, total))
     take_place(node, pairs)
 
 
