@@ -4,8 +4,8 @@ Only what is a tensor of the model can be stored between fragments, so what one 
 would cut them in other places.
 
 1. A normalisation that adds a skip connection inside is a sum and a normalisation. Where the sum is among the results, what
-   is normalised is that, rounded as it is stored, as in onnxruntime's CUDA provider. Else, of 16-bit operands both are computed
-   in float32, as on a CPU there, and rounded when they are stored.
+   is normalised is that, rounded as it is stored, as in onnxruntime's CUDA provider. Else, of 16-bit operands both are
+   computed in float32, as on a CPU there, and rounded when they are stored.
 2. A multiplication by a number stands behind the views of its result, not before them: the value without the factor is
    then there in the layout in which it is read.
 3. onnxruntime's Attention is a product with its weight, a bias, a split, and a MultiHeadAttention; its cache is two.
