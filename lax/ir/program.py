@@ -59,12 +59,10 @@ MARKS = ("packed", "unwritten", "rounds", "levels")  #: what a source may be bes
 class Source:
     """A stored tensor that the program reads; `name` is the model's and no part of the program's identity.
 
-    `constant`: its values are known when a session is made, as those of weights are. `unwritten`: callers promise of an
-    input that no kernel in front of the program's own writes it; its values are those of the call. `packed` says that the
-    model's tensor has bytes for elements, in each of which several of these lie. `rounds`: the model says that products with
-    this weight may round what they multiply it with to 8 bits, by the positions that share a scale. `levels`: whole numbers of
-    another kernel, within 255 of one another and of 0. `parts`: see `parts.py`.
-    """
+    `constant`: known when a session is made, as weights are. `unwritten`: callers promise of an input that no kernel in front
+    of the program's own writes it; its values are those of the call. `packed`: the model's tensor has bytes that hold several
+    elements. `rounds`: the model says that products with this weight may round what they multiply it with to 8 bits, by the
+    positions that share a scale. `levels`: whole numbers within 255 of one another and of 0. `parts`: see `parts.py`."""
 
     name: str
     dims: tuple[Extent, ...]

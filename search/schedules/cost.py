@@ -285,8 +285,7 @@ class _Estimate:
                 continue  # unpacked where it is multiplied
             if o.op == "load":
                 dtype = self.m.source[o.source_value or ""].dtype
-                half = dtype.name != "f32" and o.name in self.m.contracted
-                copied = c.convert_flops if half else c.copy_flops
+                copied = c.convert_flops if dtype.name != "f32" and o.name in self.m.contracted else c.copy_flops
                 seconds = seconds + repeat * n / t.special * (copied if dtype.per_byte == 1 else c.unpack_flops)
                 continue
             seconds = seconds + repeat * c.statement_us * 1e-6
@@ -298,8 +297,7 @@ class _Estimate:
                     wide, rows = (x, y) if o.inputs[0] in self.m.weights else (y, x)
                     whole = wide % PANEL == 0  # others begin inside of a panel
                     (own,) = (w for v, w in self.m.weights.items() if v in o.inputs)
-                    rounds = whole & own.in_bytes
-                    moved = c.level_flops if own.levels else c.round_flops
+                    rounds, moved = whole & own.in_bytes, c.level_flops if own.levels else c.round_flops
                     flops = wide * np.where(rounds, c.bytes_flops, np.where(whole, c.words_flops, c.unpack_flops))
                     flops = repeat * depth * (flops + np.where(rounds, rows * moved, 0.0))
                     rate = np.where(rounds, t.rate(I8) * c.bytes_rate, t.library_rate(o.dtype) * c.panel_rate)
