@@ -140,14 +140,15 @@ class Arithmetic:
         return Number(np.where(zero, self.arbitrary(q.shape[1:]), q))
 
     def exp_minus(self, x: Any, maximum: Any) -> Number:
-        """exp(x - maximum) for a maximum that only range decides."""
+        """exp(x - maximum) for a maximum that only range decides; 0 of -infinity."""
         x, maximum = self.number(x), self.number(maximum)
         if not self.residues:
             with np.errstate(all="ignore"):
                 return Number(self.domain.exp_minus(x.a, maximum.a))
         if maximum.a is not self._below[0]:
             self._below = maximum.a, self.domain.inverse(self._level(maximum))
-        return Number(self.domain.mul(self.domain.exp(x.a), self._below[1]))
+        below = self.domain.mul(self.domain.exp(x.a), self._below[1])
+        return Number(np.where((x.a == self._lowest).all(axis=0), 0, below))
 
     def exp_difference(self, old: Any, new: Any) -> Number:
         """exp(old - new) for two such maxima."""

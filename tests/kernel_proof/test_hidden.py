@@ -282,3 +282,26 @@ def test_what_is_hidden_is_not_read(engine: str) -> None:
             spoiled[i.source][(slice(None),) * keys[0] + (slice(hidden),)] = np.nan
     (result,) = kernels.answered(c, spoiled)
     np.testing.assert_array_equal(result, reads)
+
+
+def test_keys_behind_the_end_count_as_nothing() -> None:
+    """Warpgroups hide them once, in the last iteration: one key too few or too many is refuted."""
+
+    def build(g: Graph, t: DType) -> Sequence[int]:
+        q, k, v = (g.input(n, (2, e, 64), t) for n, e in (("q", 128), ("k", 200), ("v", 200)))
+        scores = compose.scale(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), Fraction(1, 4))
+        return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
+
+    p, target = program(build, F16), load_target("sm_90a")
+    made = (
+        Case("odd", p, single(p, g), (r.schedule,), target)
+        for g in Searcher(SearchOptions()).blocks(p)[0]
+        for r in engine_ranked("warpgroup", p, g, target, 1)
+    )
+    c = next(c for c in made if c.renders())
+    text = c.render().text
+    assert text.count(" < 200") == text.count("_step + c_ < 200") == 1
+    assert _finding(c, text).passed, _finding(c, text).reason
+    for hidden in ("_step + c_ < 199", "_step + c_ < 201"):
+        assert "differs" in _finding(c, text.replace("_step + c_ < 200", hidden)).reason
+    assert "differs" in _finding(c, re.sub(r"(_step \+ \d+ > )200\)", r"\g<1>256)", text)).reason

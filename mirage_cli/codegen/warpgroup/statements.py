@@ -69,6 +69,9 @@ class _Writing:
         self.in_words: set[str] = set()  #: left operands that have registers
         self.shares: dict[str, int] = {}
         self.side_sums: dict[str, BlockOp] = {}
+        self.outside: dict[
+            str, str
+        ] = {}  #: values that count as nothing behind their axis's end, and for which reduction
         self.weighing = False  #: whether statements of the body stand below a running maximum
         self.out = Statements()
 
@@ -135,7 +138,8 @@ class _Writing:
         phase, e, lets = self.ops[p.left].phase, self.value[p.left], Lets()
         late = any(q.left == p.left for q in self.plan.late)
         value = self.values.expression(e, FULL, phase, lets)
-        value = guarded(self.values.inside([p.over], phase), value, ZERO)
+        inside = None if self.outside.get(p.left) == "sum" else self.values.inside([p.over], phase)
+        value = guarded(inside, value, ZERO)
         pair = k.name("pair")[J]
         pack = words(p.dtype, "pack")(pair[I - 1], pair[I])
         put = k.assign(k.name(f"{p.left}_words")[M][PAIR][J * 2 + I / 2], pack)
@@ -157,6 +161,8 @@ class _Writing:
         e = from_thread(o.thread, [self.value[i] for i in o.inputs])
         level = self.level_of(o.name)
         self.check_reading(o, e)
+        if self.outside.get(self.below(e)) == "top":
+            self.outside[o.name] = "sum"
         elsewhere = any(r.phase != o.phase for r in self.readers[o.name])
         if level == COLUMN and self.sums_of(e):
             self.value[o.name] = e
@@ -271,7 +277,8 @@ class _Writing:
         self.check_reading(o, e)
         value = self.values.expression(e, FULL, o.phase, lets)
         none = ZERO if kind == "sum" else LEAST
-        value = guarded(self.values.inside(over, o.phase), value, none)
+        inside = None if self.outside.get(name) == kind else self.values.inside(over, o.phase)
+        value = guarded(inside, value, none)
         nothing = k.array(k.array(none, none), k.array(none, none))
         return self.values.each_tile(
             k.declare("float", "part", nothing, dims=(2, 2)),
@@ -300,7 +307,33 @@ class _Writing:
         readers = self.readers[o.name]
         return readers[0] if len(readers) == 1 and readers[0].op == "accum" and readers[0].inputs[0] == o.name else None
 
+    def below(self, e: Expr) -> str:
+        """The value in registers of which an expression is the exponential below a maximum; nothing for others."""
+        match e:
+            case Apply("exp_minus", (Ref(name), _)):
+                return name
+        return ""
+
+    def hide(self, o: BlockOp) -> None:
+        """Have a value behind its axis's end count as nothing where a maximum reads it, in the one iteration that gets there:
+        neither the maximum nor what reads exponentials below it asks for positions then."""
+        (name,) = o.inputs
+        axis, others = self.columns_of(name), (r for r in self.readers[name] if r.op != "top")
+        inside = self.values.inside([axis], BODY)
+        known = self.value[name] == Ref(name) and self.values.levels.get(name) == FULL
+        if o.phase != BODY or inside is None or not known or self.outside.get(name) == "top":
+            return
+        if not all(r.thread and self.below(from_thread(r.thread, [Ref(i) for i in r.inputs])) for r in others):
+            return
+        base, count = self.values.span(axis)
+        reached = k.total([*base, count]) > self.values.extent(self.p.extent(axis))
+        hidden = self.values.each(None, axis, k.when(k.negated(inside), k.assign(at_full(name), LEAST)))
+        self.place(BODY).append(k.when(reached, hidden))
+        self.outside[name] = "top"
+
     def do_top(self, o: BlockOp) -> None:
+        if self.level_of(o.inputs[0]) == FULL:
+            self.hide(o)
         self.declare(o.name, ROW)
         self.each_row(o.phase, k.assign(at_row(o.name), LEAST))
         self.place(o.phase).append(self.reduced(o, "top", o.name))

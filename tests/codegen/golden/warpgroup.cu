@@ -181,6 +181,23 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
                         }
                     }
                 }
+                if (d_step + 128 > 328) {
+                    #pragma unroll
+                    for (int m = 0; m < 1; ++m) {
+                        #pragma unroll
+                        for (int k = 0; k < 8; ++k) {
+                            #pragma unroll
+                            for (int j = 0; j < 2; ++j) {
+                                #pragma unroll
+                                for (int i = 0; i < 4; ++i) {
+                                    [[maybe_unused]] const int n = k * 2 + j;
+                                    [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
+                                    if (!(d_step + c_ < 328)) t5[m][n][i] = -INFINITY;
+                                }
+                            }
+                        }
+                    }
+                }
                 #pragma unroll
                 for (int m = 0; m < 1; ++m) {
                     #pragma unroll
@@ -200,7 +217,7 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
                             for (int i = 0; i < 4; ++i) {
                                 [[maybe_unused]] const int n = k * 2 + j;
                                 [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
-                                part[j][i / 2] = fmaxf(part[j][i / 2], d_step + c_ < 328 ? t5[m][n][i] : -INFINITY);
+                                part[j][i / 2] = fmaxf(part[j][i / 2], t5[m][n][i]);
                             }
                         }
                     }
@@ -274,7 +291,7 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
                             for (int i = 0; i < 4; ++i) {
                                 [[maybe_unused]] const int n = k * 2 + j;
                                 [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
-                                part[j][i / 2] += d_step + c_ < 328 ? t6[m][n][i] : 0.0f;
+                                part[j][i / 2] += t6[m][n][i];
                             }
                         }
                     }
@@ -303,7 +320,7 @@ __global__ void __launch_bounds__(384, 1) kernel0(const __grid_constant__ Parame
                             for (int i = 0; i < 4; ++i) {
                                 [[maybe_unused]] const int n = k * 2 + j;
                                 [[maybe_unused]] const int r_ = row + m * 64 + i / 2 * 8, c_ = n * 8 + column + i % 2;
-                                pair[j][i] = d_step + c_ < 328 ? t6[m][n][i] : 0.0f;
+                                pair[j][i] = t6[m][n][i];
                                 if (i % 2) {
                                     t6_words[m][k][j * 2 + i / 2] = Words<__half>::pack(pair[j][i - 1], pair[j][i]);
                                 }
