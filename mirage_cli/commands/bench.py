@@ -56,7 +56,9 @@ _SUITE_ONLY = (
 )
 @click.argument("folder", metavar="[DIR | MODEL]", type=click.Path(), required=False)
 @click.option(
-    "--suite", type=click.Choice(["paper", "models"]), help="Optimize and time the cases of this suite instead."
+    "--suite",
+    type=click.Choice(["paper", "models", "apart"]),
+    help="Optimize and time the cases of this suite instead.",
 )
 @click.option("--cpu", is_flag=True, help="Measure on the CPU [the first GPU that can be used, else the CPU].")
 @click.option("--opencl", metavar="P:D", help="Measure on this OpenCL device, by the numbers that doctor lists.")

@@ -1,7 +1,8 @@
 """The cases of `mirage bench --suite models`: layers of published models at rows, contexts and element types drawn for each.
 
-The table of configurations is models.yaml. What is drawn for a model and a kind of layer depends on their names alone: a
-model that is added changes no row of another. The name of a row decides for good whether it may be fitted to or only judges.
+The table of configurations is models.yaml; apart.yaml has those of `--suite apart`, of which nothing else is made. What is
+drawn for a model and a kind of layer depends on their names alone: a model that is added changes no row of another. The name
+of a row decides for good whether it may be fitted to or only judges.
 """
 
 from __future__ import annotations
@@ -194,9 +195,9 @@ _NEEDED = {
 
 # ---- the rows --------------------------------------------------------------------------------------------------------
 @functools.cache
-def configurations() -> tuple[tuple[str, Config], ...]:
-    """The family and the configuration of every model, in the order of the table."""
-    data = yaml.safe_load(files("mirage_cli.suite").joinpath("models.yaml").read_text(encoding="utf-8"))
+def configurations(table: str = "models") -> tuple[tuple[str, Config], ...]:
+    """The family and the configuration of every model of a table, in its order."""
+    data = yaml.safe_load(files("mirage_cli.suite").joinpath(f"{table}.yaml").read_text(encoding="utf-8"))
     return tuple((family, data["defaults"] | c) for family in FAMILIES for c in data[family])
 
 
@@ -204,6 +205,19 @@ def configurations() -> tuple[tuple[str, Config], ...]:
 def models() -> tuple[Case, ...]:
     """All rows: of each model, of each kind that it has."""
     return tuple(case for family, c in configurations() for kind in FAMILIES[family] for case in _rows(kind, c))
+
+
+@functools.cache
+def apart() -> tuple[Case, ...]:
+    """One row of each model that is kept apart: the ranges of rows take turns, in them its name decides."""
+    chosen = []
+    for turn, (family, c) in enumerate(configurations("apart")):
+        rows = [case for kind in FAMILIES[family] for case in _rows(kind, c)]
+        wanted = list(RANGES)[turn % len(RANGES)]
+        ranged = [r for r in rows if range_of(r.rows) == wanted] or rows
+        first = min(ranged, key=lambda r: hashlib.sha256(r.name.encode()).digest())
+        chosen.append(replace(first, part="judge"))
+    return tuple(chosen)
 
 
 def part_of(name: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from mirage_cli.errors import UsageError
 from mirage_cli.suite.cases import Case, paper
-from mirage_cli.suite.population import models
+from mirage_cli.suite.population import apart, models
 
-SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {"paper": paper, "models": models}
+SUITES: dict[str, Callable[[], tuple[Case, ...]]] = {"paper": paper, "models": models, "apart": apart}
 MOST_NAMED = 30  #: rows that an error lists
 
 

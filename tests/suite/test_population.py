@@ -51,7 +51,7 @@ def test_the_part_of_a_row_is_its_names() -> None:
 def test_a_configuration_alone_decides_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     everything = population.models()
     family, config = population.configurations()[3]
-    monkeypatch.setattr(population, "configurations", lambda: ((family, config),))
+    monkeypatch.setattr(population, "configurations", lambda table="models": ((family, config),))
     alone = population.models.__wrapped__()
     assert [c.name for c in alone] == [c.name for c in everything if c.model_name == config["name"]]
 
@@ -105,3 +105,11 @@ def test_rows_have_element_types_of_their_own() -> None:
     assert type_of(None, rows) is None and type_of(None, suites.chosen("paper")) == "fp16"
     with pytest.raises(UsageError, match="element types of their own"):
         type_of("fp16", rows)
+
+
+def test_rows_kept_apart_are_of_other_models() -> None:
+    rows = population.apart()
+    assert len(rows) == len({c.model_name for c in rows}) == len(population.configurations("apart")) == 30
+    assert not {c.model_name for c in rows} & {c.model_name for c in population.models()}
+    assert not {(c.kind, c.dtype, c.shapes) for c in rows} & {(c.kind, c.dtype, c.shapes) for c in population.models()}
+    assert min(Counter(population.range_of(c.rows) for c in rows).values()) >= 5
