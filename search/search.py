@@ -33,7 +33,6 @@ from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
 from mirage_cli.search.schedules.ranking import Beside, beside, ranked, total_us
 from mirage_cli.search.schedules.schedule import Schedule, launches
 from mirage_cli.search.schedules.target import Target
-from mirage_cli.search.schedules.tiling import SPLITS
 from mirage_cli.search.stages import least_us, staged_ways
 from mirage_cli.search.ways import MARGIN, Option, alike, best_combinations, fitting_options
 
@@ -45,6 +44,7 @@ HOPELESS = (
 )  #: and after which no more are searched in any case, nor mappings of programs searched together
 SHAPES = 8  #: times as many schedules of siblings are looked at, for some whose blocks are alike
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
+COMBINING = (2, 4, 8, 16, 32, 64)  #: parts of that reduction
 STAGED = 3  #: muGraphs that are looked at as stages of one launch
 STAGED_NEAR = 1.3  #: times the best prediction up to which that is worth a measurement
 SHORTEST = 64  #: positions of a split axis that a part has at least
@@ -428,7 +428,7 @@ class Searcher:
         if self.options.max_kernels < 2 or 2 * target.least_launch_us + self._floor(program, target) >= best:
             return
         blocks = list(dict.fromkeys(o.graph.kernels[0].block for o in split))[:COMBINED]
-        for block, parts in itertools.product(blocks, SPLITS):
+        for block, parts in itertools.product(blocks, COMBINING):
             extent = program.extent(block.split[0])
             if not isinstance(extent, int) or extent < parts * SHORTEST or extent % parts:
                 continue

@@ -149,6 +149,7 @@ class Rows:
 class Warpgroup:
     """The section `warpgroup`: the engine `warpgroup`."""
 
+    launch_us: float  #: microseconds from launch to launch, with nothing in between
     share: float  #: of the target's matrix rate that products of loaded tiles reach where nothing else bounds them
     deep_share: float  #: of that, where a consumer holds more than 64 rows
     latency_us: float  #: microseconds from the request for a tile until it is there
@@ -158,6 +159,7 @@ class Warpgroup:
     sums_us: float  #: microseconds of blocks that add such products up together, beside what they read of one another
     summed: float  #: bytes in a microsecond that a block reads of the others
     finish_us: float  #: microseconds of a multiply-add of a thread behind the loop, as operators are priced in them
+    stored: float  #: bytes in a microsecond that a multiprocessor reads and writes behind the loop
     computed_us: float  #: microseconds of a consumer for 4096 elements of a left operand that is computed
     score_us: float  #: microseconds of one score on a multiprocessor: its exponential, maximum and sum
     meet_us: float  #: microseconds of an iteration with scores: what waits for what

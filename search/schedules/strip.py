@@ -148,6 +148,8 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
         return extent if isinstance(extent, int) else NOMINAL
 
     made = made_of_products(graph)
+    if any(o.op == "top" and o.phase == BODY and o.inputs[0] not in made for o in graph.ops):
+        raise Refused("a maximum over a loaded tile")
     chained = any(i in made for o in products(graph) for i in o.inputs)
     own = _packed(program, graph, axes)
     return Roles(orient(program, graph, size), batch, chained, axes, made, own, limits(program, graph))

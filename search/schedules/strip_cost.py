@@ -1,7 +1,8 @@
 """The schedules of the engine `strip`, the sizes of kernels, and their cost, fitted to measurements of 532 kernels and of 59
 attention kernels with few queries on one H200: for the latter the logarithm of prediction over measurement has a root mean
 square of 0.15, and what the model chooses among them is 1.04 times slower than the best (geometric mean). Of 62 kernels with
-quantised weights, whose steps took more instructions than now: 0.18, and 1.09 times."""
+quantised weights, whose steps took more instructions than now: 0.18, and 1.09 times. What matrix instructions take was fitted
+to 85 kernels of published layers on an H100 (`samples/gpu_fit.py`)."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from mirage_cli.search.schedules.strip import (
 from mirage_cli.search.schedules.target import Target
 
 PARTS = 4  #: parts of a multiprocessor that issue instructions
-ROWS = (16, 32, 64, 128, 256)  #: rows of a block's strips
+ROWS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)  #: rows of a block's strips
 COLUMNS = (8, 16, 32, 64)  #: columns of a block's strips where an axis is too long to be held whole
 HELD_COLUMNS = 512  #: columns that a block may hold whole
 OWN_COLUMNS = 64  #: columns of results that a warp has at least where several share them
@@ -47,7 +48,7 @@ WARPS = (4, 8)
 CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
 MOST_STAGES = 8
 LINE = 128  #: bytes of a line of memory
-MATRIX_REGISTERS = 160  #: registers of a thread that strips may take
+MATRIX_REGISTERS, PLAIN_REGISTERS = 160, 128  #: of a thread that strips may take; of products of loaded tiles alone
 
 
 def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> Iterator[Schedule]:
@@ -119,7 +120,8 @@ def _with_stages(program: Program, graph: BlockGraph, target: Target, r: Roles, 
         room = min(target.shared_total // blocks - RESERVED, target.shared_bytes) - shape.kept
         stages = min(MOST_STAGES, room // max(1, shape.stage * shape.groups))
         registers = shape.registers() * (2 if r.packed else 1)  # sums of blocks are there besides
-        if stages >= 2 and shape.merge <= room and stages not in counts and registers <= MATRIX_REGISTERS:
+        most = MATRIX_REGISTERS if r.chained else PLAIN_REGISTERS
+        if stages >= 2 and shape.merge <= room and stages not in counts and registers <= most:
             counts.add(stages)
             yield replace(s, stages=stages)
 

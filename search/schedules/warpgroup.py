@@ -6,6 +6,7 @@ takes at least 64. Its numbers (see `codegen/warpgroup/engine.py`): `cluster`, `
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -241,6 +242,22 @@ class WarpgroupModel(Model):
         """True if a left operand is loaded once, so that it could stay in registers."""
         return any((o := self.ops[self.left(c)]).op == "load" and o.phase == PROLOGUE for c in self.contractions)
 
+    @functools.cached_property
+    def in_words(self) -> bool:
+        """True if a left operand is computed before the loop: it is in registers then."""
+        lefts = (self.ops[self.left(c)] for c in self.contractions)
+        return any(o.op == "thread" and o.phase == PROLOGUE for o in lefts)
+
+    @functools.cached_property
+    def scaled(self) -> int:
+        """Multiplications of each score."""
+        made = (
+            o.thread
+            for o in self.g.ops
+            if o.phase == BODY and o.thread and {self.rows, self.g.loop} <= self.axes[o.name]
+        )
+        return sum(n.op == "mul" for t in made for n in t.nodes)
+
     # --- sizes ----------------------------------------------------------------------------------------------------------
     def size(self, axis: str, s: Schedule) -> int:
         """Positions of an axis in a tile of an iteration."""
@@ -323,8 +340,8 @@ class WarpgroupModel(Model):
         if self.late:
             us = max(turns * self.late_step(s) * resident, memory)
         else:
-            us = self.accumulated(s, turns, memory)
-        us += self.t.launch_us + waves * self.unit(s, parts)
+            us = self.accumulated(s, turns, memory, min(1.0, units * together / (self.t.units * resident)))
+        us += self.c.launch_us + waves * self.unit(s, parts)
         return Prediction(us, self.shared(s), self.floor, float(traffic))
 
     def unit(self, s: Schedule, parts: int) -> float:
@@ -339,11 +356,28 @@ class WarpgroupModel(Model):
         work = sum(
             (o.thread.flops() if o.thread else 0) * self.elements(self.axes[o.name] - self.batch, s) for o in own
         )
-        return together + self.c.finish_us * work / (128 * (s.warps // 4 - 1))
+        return together + self.c.finish_us * work / (128 * (s.warps // 4 - 1)) + self.outer(s) / parts / self.c.stored
+
+    def outer(self, s: Schedule) -> int:
+        """Bytes of a unit's results, and of what is loaded behind its loop."""
+        loads = (o for o in self.g.ops if o.op == "load" and o.phase == EPILOGUE)
+        read = [
+            (self.axes[o.name], self.p.sources[self.p.input(o.source_value or "").source].dtype.bytes) for o in loads
+        ]
+        stored = [(frozenset(t.axis for t in o.access if t.axis is not None), o.dtype.bytes) for o in self.p.outputs]
+        return sum(self.elements(axes - self.batch, s) * size for axes, size in read + stored)
 
     def moved(self, s: Schedule) -> int:
         """Bytes of the tiles of an iteration."""
         return sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
+
+    def own_share(self, s: Schedule) -> float:
+        """Bytes of an iteration's tiles that a block brings itself: those without rows come to all blocks of a cluster."""
+        cluster = s.number("cluster")
+        loads = (o for o in self.operands() if o.phase == BODY)
+        return sum(
+            2 * self.elements(self.axes[o.name], s) / (1 if self.rows in self.axes[o.name] else cluster) for o in loads
+        )
 
     def outside(self, s: Schedule) -> float:
         """The share of the rows of all tiles that lies outside of the tensor."""
@@ -360,14 +394,15 @@ class WarpgroupModel(Model):
         mean, most = walked(self.limits, loop, s.loop, self.extents, dict(s.tiles) | together)
         return max(mean, 1.0), max(most, 1)
 
-    def accumulated(self, s: Schedule, turns: float, memory: float) -> float:
+    def accumulated(self, s: Schedule, turns: float, memory: float, busy: float) -> float:
         """Microseconds of so many iterations that only add up products of loaded tiles, by what bounds them: products
-        and what is computed for them, requests of a ring that is short, bytes that a multiprocessor is brought, memory."""
+        and what is computed for them, requests of a ring that is short, bytes that multiprocessors are brought, of which a
+        share is `busy`, memory."""
         lefts = {left for c in self.contractions if self.ops[left := self.left(c)].op != "load"}
         computed = sum(self.elements(self.axes[left] - self.batch, s) for left in lefts) / (s.warps // 4 - 1)
         deep = self.size(self.rows, s) > GROUP_ROWS * (s.warps // 4 - 1)
         own = self.products_us(s) / (self.c.deep_share if deep else 1.0) + self.c.computed_us * computed / 4096
-        bounds = (own, self.c.latency_us / (s.stages - 1), self.moved(s) / self.c.copied)
+        bounds = (own, self.c.latency_us / (s.stages - 1), busy * self.own_share(s) / self.c.copied)
         longer = turns * (1 + self.c.outside * self.outside(s))
         sums = math.fsum((longer * b) ** self.c.together for b in bounds) + memory**self.c.together
         return float(sums ** (1 / self.c.together))
@@ -376,7 +411,9 @@ class WarpgroupModel(Model):
         """Microseconds of an iteration with scores on a multiprocessor of its own: products, or what is computed of scores
         beside them."""
         scores = sum(self.elements({self.rows, self.g.loop or ""}, s) for c in self.contractions) / 2
-        return max(self.products_us(s), scores * self.c.score_us) + self.c.meet_us - self.c.kept_us * s.number("kept")
+        each = self.c.score_us + self.c.finish_us * self.scaled / (128 * (s.warps // 4 - 1))
+        kept = self.c.kept_us * (s.number("kept") or self.in_words)
+        return max(self.products_us(s), scores * each) + self.c.meet_us - kept
 
     def products_us(self, s: Schedule) -> float:
         """Microseconds of the products of an iteration on a multiprocessor of its own."""
