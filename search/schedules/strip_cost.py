@@ -39,6 +39,7 @@ from mirage_cli.search.schedules.target import Target
 
 PARTS = 4  #: parts of a multiprocessor that issue instructions
 ROWS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)  #: rows of a block's strips
+CHAINED_ROWS = (16, 32, 64, 128, 256)  #: the same where products are multiplied again: others spill
 COLUMNS = (8, 16, 32, 64)  #: columns of a block's strips where an axis is too long to be held whole
 HELD_COLUMNS = 512  #: columns that a block may hold whole
 OWN_COLUMNS = 64  #: columns of results that a warp has at least where several share them
@@ -154,8 +155,8 @@ def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int
     if axis in r.sides.rows:
         if not isinstance(extent, int):
             one = [1] if given_limits(program, graph) else []  # behind a cache most runs have a single row
-            return [*one, *(x for x in ROWS if x <= 128)]
-        return sorted({min(x, extent) for x in ROWS})
+            return [*one, *(x for x in CHAINED_ROWS if x <= 128)]
+        return sorted({min(x, extent) for x in (CHAINED_ROWS if r.chained else ROWS)})
     if not isinstance(extent, int):
         return list(COLUMNS)
     if r.chained and extent <= HELD_COLUMNS:
