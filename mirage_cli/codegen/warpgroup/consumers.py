@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mirage_cli.codegen.warpgroup.memory import Memory, following, placed, wait
+from mirage_cli.codegen.warpgroup.places import Statements
 from mirage_cli.codegen.warpgroup.plan import EARLY, HELD, LATE, Plan, Product
 from mirage_cli.codegen.warpgroup.products import issue
-from mirage_cli.codegen.warpgroup.statements import Statements
 from mirage_cli.codegen.warpgroup.units import Units
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir

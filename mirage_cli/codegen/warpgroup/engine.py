@@ -22,8 +22,9 @@ from mirage_cli.codegen.terms.expressions import SYNC, THREAD, ctype
 from mirage_cli.codegen.warpgroup.boxes import Map, tensor_map
 from mirage_cli.codegen.warpgroup.consumers import TURN, Consumers
 from mirage_cli.codegen.warpgroup.memory import Memory, Ring, following, memory, placed, slot
+from mirage_cli.codegen.warpgroup.places import Statements
 from mirage_cli.codegen.warpgroup.plan import EARLY, GROUP_ROWS, HELD, Plan, Tile, plan
-from mirage_cli.codegen.warpgroup.statements import Statements, statements
+from mirage_cli.codegen.warpgroup.statements import statements
 from mirage_cli.codegen.warpgroup.units import Units
 from mirage_cli.codegen.warpgroup.values import Values
 from mirage_cli.errors import Refused

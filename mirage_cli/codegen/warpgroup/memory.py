@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mirage_cli.codegen.warpgroup.places import Statements
 from mirage_cli.codegen.warpgroup.plan import EARLY, HELD, LATE, Plan, Tile
-from mirage_cli.codegen.warpgroup.statements import Statements
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass, field
 
 from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets, ctype
 from mirage_cli.codegen.terms.visible import shown
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Position, Ref, from_thread
+from mirage_cli.codegen.warpgroup.places import Statements, taken
 from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, HELD, ROW, SCALAR, SIDE, Product
 from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_full, at_row, guarded, words
 from mirage_cli.errors import Refused
@@ -21,38 +21,9 @@ LEAST = -k.number("INFINITY")
 LANE, RANK = k.name("lane"), k.name("rank")
 
 
-@dataclass(slots=True)
-class Statements:
-    """Statements by place. `start`: variables that live as long as a block's tile; `operands`: left operands that are
-    computed of loaded tiles; `prologue`, `body`, `epilogue`; `rescale`: what was accumulated, weighed anew; `weights`: what
-    stands below a running maximum; `words`: left operands of late products; `publish`, `grid`: before and after blocks that
-    reduce together have exchanged `published` numbers of each thread; `sides`: what helpers compute for position `c_` of
-    the loop axis of a full slot of `side_ring`, in vectors called `side_names`."""
-
-    start: list[ir.Statement] = field(default_factory=list)
-    prologue: list[ir.Statement] = field(default_factory=list)
-    operands: list[ir.Statement] = field(default_factory=list)
-    body: list[ir.Statement] = field(default_factory=list)
-    rescale: list[ir.Statement] = field(default_factory=list)
-    weights: list[ir.Statement] = field(default_factory=list)
-    words: list[ir.Statement] = field(default_factory=list)
-    epilogue: list[ir.Statement] = field(default_factory=list)
-    publish: list[ir.Statement] = field(default_factory=list)
-    grid: list[ir.Statement] = field(default_factory=list)
-    published: int = 0
-    sides: list[ir.Statement] = field(default_factory=list)
-    side_names: list[str] = field(default_factory=list)
-    side_ring: str = ""
-
-
 def statements(values: Values) -> Statements:
     """The statements of a kernel. Raises Refused."""
     return _Writing(values).run()
-
-
-def _taken(kind: str, into: ir.Expression, value: ir.Expression) -> ir.Assign:
-    """One more operand of a sum, or of a maximum."""
-    return k.assign(into, value, "+=") if kind == "sum" else k.assign(into, k.call("fmaxf", into, value))
 
 
 class _Writing:
@@ -282,10 +253,8 @@ class _Writing:
         nothing = k.array(k.array(none, none), k.array(none, none))
         return self.values.each_tile(
             k.declare("float", "part", nothing, dims=(2, 2)),
-            self.values.each_column(e, over[0], *lets.statements, _taken(kind, part[J][I / 2], value)),
-            k.loop(
-                "h", 2, _taken(kind, part[0][H], part[1][H]), _taken(kind, at_row(into), part[0][H]), unroll=k.UNROLL
-            ),
+            self.values.each_column(e, over[0], *lets.statements, taken(kind, part[J][I / 2], value)),
+            k.loop("h", 2, taken(kind, part[0][H], part[1][H]), taken(kind, at_row(into), part[0][H]), unroll=k.UNROLL),
         )
 
     def do_sum(self, o: BlockOp) -> None:
@@ -309,10 +278,7 @@ class _Writing:
 
     def below(self, e: Expr) -> str:
         """The value in registers of which an expression is the exponential below a maximum; nothing for others."""
-        match e:
-            case Apply("exp_minus", (Ref(name), _)):
-                return name
-        return ""
+        return e.args[0].buffer if isinstance(e, Apply) and e.op == "exp_minus" and isinstance(e.args[0], Ref) else ""
 
     def hide(self, o: BlockOp) -> None:
         """Have a value behind its axis's end count as nothing where a maximum reads it, in the one iteration that gets there:
@@ -442,7 +408,7 @@ class _Writing:
         lines: list[ir.Statement] = [k.declare("float", "top", LEAST)]
         for s in parts:
             lines.append(k.let("float", f"top{s}", k.call("published", s, at + M * 2 + H)))
-            lines.append(_taken("top", top, k.name(f"top{s}")))
+            lines.append(taken("top", top, k.name(f"top{s}")))
         lines.append(k.assign(at_row(o.name), top))
         lines += [k.assign(weight[s][M][H], k.call("exp_between", f"top{s}", top)) for s in parts]
         self.each_row(GRID, *lines)
