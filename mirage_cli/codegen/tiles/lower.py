@@ -220,7 +220,7 @@ class _Lowering(Tiles):
         over = frozenset(o.over)
         self.shapes.check_batch(o, self.axes[o.inputs[0]] & self.axes[o.inputs[1]])
         sides = self.shapes.sides(o)
-        a, b = (self.operand(i, dtype, over, o.phase) for i in sides)
+        a, b = (self.operand(i, dtype, over, o.phase, self.deep(i, sides)) for i in sides)
         if self.summed_group(a, over, o) != self.summed_group(b, over, o) and not self.weights.keys().isdisjoint(sides):
             a, b = (self.unpacked(i, dtype, over, o.phase) for i in sides)
         rows = self.free_group(a, over, o)
@@ -235,8 +235,15 @@ class _Lowering(Tiles):
         self.emit(o.phase, Contract(target, a, b, summed, add))
         self.value[o.name] = Ref(target)
 
-    def operand(self, v: str, dtype: DType, over: frozenset[str], phase: str) -> str:
-        """The buffer (or, on the CPU, the stored input) that holds `v` as an operand of type `dtype`."""
+    def deep(self, v: str, sides: tuple[str, str]) -> bool:
+        """True for an operand that CPUs read along the sum: rows, and columns beside a stored weight."""
+        left = self.value.get(sides[0])
+        stored = isinstance(left, Global) and self.p.sources[self.reads[left.value].source].constant
+        return not self.on_gpu and (v == sides[0] or stored)
+
+    def operand(self, v: str, dtype: DType, over: frozenset[str], phase: str, deep: bool = False) -> str:
+        """The buffer (or, on the CPU, the stored input) that holds `v` as an operand of type `dtype`. With `deep` summed
+        positions lie side by side in what is computed for it."""
         key = (v, dtype, over)
         if key in self.operands:
             return self.operands[key]
@@ -252,7 +259,7 @@ class _Lowering(Tiles):
             separate = all({a for a, _ in g} <= over or not {a for a, _ in g} & over for g in (b.rows, b.cols))
             if b.place == SHARED and b.dtype == dtype and separate and not self.on_gpu:
                 return b.name
-        return self.computed_operand(v, e, dtype, over, phase)
+        return self.computed_operand(v, e, dtype, over, phase, deep)
 
     def unpacked(self, v: str, dtype: DType, over: frozenset[str], phase: str) -> str:
         """The same with floats in the place of quantised weights: the other operand sums in another order."""
@@ -262,7 +269,9 @@ class _Lowering(Tiles):
             else self.computed_operand(v, self.value[v], dtype, over, phase)
         )
 
-    def computed_operand(self, v: str, e: Expr, dtype: DType, over: frozenset[str], phase: str) -> str:
+    def computed_operand(
+        self, v: str, e: Expr, dtype: DType, over: frozenset[str], phase: str, deep: bool = False
+    ) -> str:
         own = self.axes[v]
         here = self.ops[v].phase if self.ops[v].phase != BODY or phase == BODY else phase
         here = phase if self.carried(v) else here
@@ -270,7 +279,7 @@ class _Lowering(Tiles):
         order = [a for a, _ in domain]
         free = [a for a in order if a not in over]
         summed = self.group([a for a in order if a in over], [over])
-        inner_summed = bool(order) and order[-1] in over
+        inner_summed = bool(order) and (order[-1] in over or (deep and bool(summed)))
         sizes = dict(domain)
         rows, cols = (free, summed) if inner_summed else (summed, free)
         by_rows, by_cols = (tuple((a, sizes[a]) for a in names) for names in (rows, cols))
