@@ -30,7 +30,7 @@ import numpy as np
 import onnx
 import yaml
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -144,7 +144,7 @@ def without_weights(model: onnx.ModelProto, path: Path) -> Path:
     offset = 0
     for tensor in model.graph.initializer:
         size = len(tensor.raw_data)
-        if size >= STORED:
+        if size >= STORED and tensor.data_type == TensorProto.FLOAT16:
             tensor.ClearField("raw_data")
             tensor.data_location = TensorProto.EXTERNAL
             for key, value in (("location", f"{path.name}.data"), ("offset", str(offset)), ("length", str(size))):
@@ -287,7 +287,8 @@ def read_bytes(model: onnx.ModelProto) -> int:
     """Bytes that a call must read: caches, and the weights that are not only looked up in."""
     looked_up = {n.input[0] for n in model.graph.node if n.op_type == "Gather"}
     used = {i for n in model.graph.node for k, i in enumerate(n.input) if n.op_type != "Gather" or k}
-    size = 2 * sum(math.prod(t.dims) for t in model.graph.initializer if t.name in used or t.name not in looked_up)
+    weights = (t for t in model.graph.initializer if t.name in used or t.name not in looked_up)
+    size = sum(math.prod(t.dims) * helper.tensor_dtype_to_np_dtype(t.data_type).itemsize for t in weights)
     pasts = (i for i in model.graph.input if i.name.startswith("past."))
     return size + 2 * sum(math.prod(d.dim_value for d in i.type.tensor_type.shape.dim) for i in pasts)
 

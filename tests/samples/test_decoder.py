@@ -16,17 +16,16 @@ from samples import decoder
 ROWS, COLUMNS = 128, 512
 
 
-def step(sizes: decoder.Sizes) -> onnx.ModelProto:
-    """A model with the inputs of a step: a product, and caches handed on."""
-    shape = [sizes.batch, sizes.key_heads, sizes.cached, sizes.depth]
-    half = TensorProto.FLOAT16
-    inputs = [helper.make_tensor_value_info("hidden", half, [sizes.batch, 1, ROWS])]
-    inputs.append(helper.make_tensor_value_info("position", TensorProto.INT64, [sizes.batch, 1]))
-    inputs += [helper.make_tensor_value_info(f"past.{n}", half, shape) for n in sizes.caches]
-    outputs = [helper.make_tensor_value_info("output", half, [sizes.batch, 1, COLUMNS])]
-    outputs += [helper.make_tensor_value_info(f"present.{n}", half, shape) for n in sizes.caches]
+def step() -> onnx.ModelProto:
+    """A model with the inputs of a step: a product, and a cache handed on."""
+    shape, half = [1, 2, 6, 4], TensorProto.FLOAT16
+    inputs = [helper.make_tensor_value_info("hidden", half, [1, 1, ROWS])]
+    inputs.append(helper.make_tensor_value_info("position", TensorProto.INT64, [1, 1]))
+    inputs.append(helper.make_tensor_value_info("past.0.key", half, shape))
+    outputs = [helper.make_tensor_value_info("output", half, [1, 1, COLUMNS])]
+    outputs.append(helper.make_tensor_value_info("present.0.key", half, shape))
     nodes = [helper.make_node("MatMul", ["hidden", "w"], ["m"]), helper.make_node("Sigmoid", ["m"], ["output"])]
-    nodes += [helper.make_node("Neg", [f"past.{n}"], [f"present.{n}"]) for n in sizes.caches]
+    nodes.append(helper.make_node("Neg", ["past.0.key"], ["present.0.key"]))
     weight = numpy_helper.from_array(np.zeros((ROWS, COLUMNS), np.float16), "w")
     graph = helper.make_graph(nodes, "g", inputs, outputs, [weight])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
@@ -34,9 +33,8 @@ def step(sizes: decoder.Sizes) -> onnx.ModelProto:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    sizes = decoder.Sizes(layers=1, hidden=ROWS, key_heads=2, depth=4, cached=6)
-    (tmp_path / decoder.SIZES).write_text(json.dumps(asdict(sizes)))
-    decoder.without_weights(step(sizes), tmp_path / decoder.MODEL)
+    (tmp_path / decoder.STEP).write_text(json.dumps(asdict(decoder.Step(layers=1, cached=6))))
+    decoder.without_weights(step(), tmp_path / decoder.MODEL)
     return tmp_path
 
 
@@ -75,6 +73,21 @@ def test_weights_that_the_original_holds_itself_stay_what_they_are(folder: Path)
     wanted = {t.name: numpy_helper.to_array(t) for t in onnx.load(folder / decoder.MODEL).graph.initializer}
     assert found.keys() == wanted.keys() == {"w", "gain"}
     assert all(np.array_equal(found[n], wanted[n]) for n in wanted)
+
+
+def test_a_prompt_keeps_its_mask_and_draws_token_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "STORED", COLUMNS)  # bytes: the mask has as many
+    model = step()
+    model.graph.node.insert(0, helper.make_node("Gather", ["table", "input_ids"], ["hidden"]))
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, 4]))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((5, ROWS), np.float16), "table"))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(COLUMNS, np.bool_), "mask"))
+    decoder.without_weights(model, tmp_path / decoder.MODEL)
+    assert decoder.fill(tmp_path / decoder.MODEL) == 2 * ROWS * (COLUMNS + 5)
+    drawn = decoder.drawn(model)
+    assert drawn["input_ids"].shape == (1, 4) and 0 <= drawn["input_ids"].min() <= drawn["input_ids"].max() < 5
+    assert drawn["position"].tolist() == [[6]]
+    assert decoder.read_bytes(model) == 2 * (ROWS * COLUMNS + 2 * 6 * 4) + COLUMNS  # the table is only looked up in
 
 
 def test_large_weights_repeat_what_is_drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
