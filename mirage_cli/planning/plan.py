@@ -306,12 +306,12 @@ def _ranged(
 
 
 def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: int, options: PlanOptions) -> TargetPlan:
-    """A plan that tells too where it gains nothing: on a CPU at any size that was asked for, and with packed weights, for
-    which runtimes have products of their own at a decoder's steps, at the least sizes."""
+    """A plan that tells too where it gains nothing: on a CPU, and with packed weights, at any size that was asked for. Those
+    runtimes multiply in their own way at a decoder's steps (the least sizes) and unpack them for prompts."""
     given, at = dict(options.ranges), list[Sizes]()
     if program.packed is not None:
         at.append(ranges.least(program.symbols, given))
-    if not target.threaded:
+    if program.packed is not None or not target.threaded:
         at += ranges.asked(program.symbols, given)
     losses = []
     for sizes in at:

@@ -150,3 +150,17 @@ def test_what_onnxruntime_joins_is_not_taken_apart_by_force(tmp_path: Path, cach
     (fragment,) = anew(str(tmp_path / "model.onnx"), tmp_path / "out", options).fragments
     assert fragment.status == "kept" and "on cpu at rows 1:" in fragment.reason
     assert fragment.reason.endswith("(onnxruntime makes one product of it)")
+
+
+def test_packed_products_stay_on_gpus_where_prompts_that_are_asked_for_would_lose(tmp_path: Path, cache: Path) -> None:
+    """A runtime unpacks weights for many rows; what gains at a decoder's steps is not to lose there."""
+    random = np.random.default_rng(5)
+    b, scales = random.integers(0, 256, (1024, 32, 16), np.uint8), random.random((1024, 32)).astype(np.float16)
+    steps = "y = com.microsoft.MatMulNBits <K = 1024, N = 1024, bits = 4, block_size = 32> (x, b, s)"
+    text = f"g (float16[rows,1024] x) => (float16[rows,1024] y) {{ {steps} }}"
+    onnx.save(parsed(text, opset=21, ir_version=10, b=b, s=scales), tmp_path / "model.onnx")
+    options = Options(target=("cuda",), arch=("sm_90a",), jobs=1, cache=str(cache), dry_run=True, dim=("rows=1:1:1024",))
+    (fragment,) = anew(str(tmp_path / "model.onnx"), tmp_path / "out", options).fragments
+    assert fragment.status == "kept" and "on sm_90a at rows " in fragment.reason
+    assert fragment.predicted_us is not None and fragment.original_us is not None
+    assert fragment.predicted_us < fragment.original_us  # of one row
