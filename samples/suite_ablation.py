@@ -97,6 +97,7 @@ VARIANTS = (
     *(Variant(f"engines, {p}", (*ENGINES, p)) for p in ("fusion", "layouts", "order", "memory")),
     Variant("tunings", ("tunings",)),
     Variant("siblings", ("siblings",)),
+    Variant("stages", ("stages",)),
 )
 
 

@@ -64,6 +64,7 @@ def functions(torch: Any) -> dict[str, Callable[..., Any]]:
         "min": torch.minimum,
         "nonzero": lambda x: x != 0,
         "rounded": lambda x: x,
+        "levels": lambda x, scale, zero: torch.nan_to_num(torch.round(x / scale) + zero, nan=0.0).clamp(0, 255) - zero,
         "to_i64": whole(64, -(2.0**63)),
         "to_i32": whole(32, -(2.0**31)),
         "to_i16": whole(16, -(2.0**15)),

@@ -58,7 +58,8 @@ _SUITE_ONLY = (
 @click.option(
     "--suite",
     type=click.Choice(["paper", "models", "apart"]),
-    help="Optimize and time the cases of this suite instead.",
+    metavar="NAME",
+    help="Time a suite instead: paper, models, apart.",
 )
 @click.option("--cpu", is_flag=True, help="Measure on the CPU [the first GPU that can be used, else the CPU].")
 @click.option("--opencl", metavar="P:D", help="Measure on this OpenCL device, by the numbers that doctor lists.")
