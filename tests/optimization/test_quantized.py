@@ -159,7 +159,9 @@ def test_packed_products_stay_on_gpus_where_prompts_that_are_asked_for_would_los
     steps = "y = com.microsoft.MatMulNBits <K = 1024, N = 1024, bits = 4, block_size = 32> (x, b, s)"
     text = f"g (float16[rows,1024] x) => (float16[rows,1024] y) {{ {steps} }}"
     onnx.save(parsed(text, opset=21, ir_version=10, b=b, s=scales), tmp_path / "model.onnx")
-    options = Options(target=("cuda",), arch=("sm_90a",), jobs=1, cache=str(cache), dry_run=True, dim=("rows=1:1:1024",))
+    options = Options(
+        target=("cuda",), arch=("sm_90a",), jobs=1, cache=str(cache), dry_run=True, dim=("rows=1:1:1024",)
+    )
     (fragment,) = anew(str(tmp_path / "model.onnx"), tmp_path / "out", options).fragments
     assert fragment.status == "kept" and "on sm_90a at rows " in fragment.reason
     assert fragment.predicted_us is not None and fragment.original_us is not None
