@@ -293,13 +293,21 @@ def _start(b: Base, body: Body, host: str, rng: Rng) -> Change:
     return at(body, n, replace(walk, start=replace(walk.start, variables=(later,)))), host
 
 
-@spoil("tasks are skipped in between")
-def _step(b: Base, body: Body, host: str, rng: Rng) -> Change:
-    stages = [w for n, w in enumerate(walks(body)) if n < len(b.tasks) and b.shared(n)]
-    n = pick(rng, stages)
+def _strided(b: Base, body: Body, rng: Rng) -> tuple[int, ir.For, ir.Assign] | None:
+    """The place of a walk whose tasks blocks share, the walk and its step."""
+    n = pick(rng, [w for n, w in enumerate(walks(body)) if n < len(b.tasks) and b.shared(n)])
     if n is None or not isinstance(walk := body[n], ir.For) or not isinstance(walk.step, ir.Assign):
         return None
-    return at(body, n, replace(walk, step=replace(walk.step, value=walk.step.value + int(rng.integers(1, 4000))))), host
+    return n, walk, walk.step
+
+
+@spoil("tasks are skipped in between")
+def _step(b: Base, body: Body, host: str, rng: Rng) -> Change:
+    found = _strided(b, body, rng)
+    if found is None:
+        return None
+    n, walk, step = found
+    return at(body, n, replace(walk, step=replace(step, value=step.value + int(rng.integers(1, 4000))))), host
 
 
 @spoil("tasks are skipped at the end")
@@ -313,11 +321,11 @@ def _end(b: Base, body: Body, host: str, rng: Rng) -> Change:
 
 @spoil("tasks are done by several blocks")
 def _done_twice(b: Base, body: Body, host: str, rng: Rng) -> Change:
-    stages = [w for n, w in enumerate(walks(body)) if n < len(b.tasks) and b.shared(n)]
-    n = pick(rng, stages)
-    if n is None or not isinstance(walk := body[n], ir.For) or not isinstance(walk.step, ir.Assign):
+    found = _strided(b, body, rng)
+    if found is None:
         return None
-    return at(body, n, replace(walk, step=ir.Step("++", walk.step.place))), host
+    n, walk, step = found
+    return at(body, n, replace(walk, step=ir.Step("++", step.place))), host
 
 
 @spoil("stages change places")
