@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mirage_cli.errors import InvalidGraph
-from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
+from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, CustomKernel, KernelGraph
 from mirage_cli.search.schedules.architectures import BLOCK
+
+MMA_K = 16  #: positions that one matrix instruction sums over (16-bit types)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +121,22 @@ def block_shape(kernel: CustomKernel, s: Schedule) -> tuple[int, int] | None:
         return s.warps, s.parts or numbers.get("cluster", 1)
     extent, share = kernel.program.extent(split[0]), s.tile(split[0])
     return (s.warps, -(-extent // share)) if isinstance(extent, int) and share else None
+
+
+def padded_depths(graph: BlockGraph, extent: Callable[[str], int], loop: int) -> dict[str, int]:
+    """Positions that a block holds of axes which products of 16-bit types sum whole, where these are more than their
+    `extent`: matrix instructions sum `MMA_K` at a time. An iteration has `loop` positions of the loop's axis."""
+    padded: dict[str, int] = {}
+    for o in graph.ops:
+        if o.op != "contract" or o.dtype is None or o.dtype.bytes != 2:
+            continue
+        whole = [a for a in o.over if not (a == graph.loop and o.phase == BODY)]
+        if not whole:
+            continue
+        sizes = {a: padded.get(a, extent(a)) for a in whole}
+        rest = math.prod(loop for a in o.over if a not in whole)
+        last = max(whole, key=lambda a: sizes[a])
+        while math.prod(sizes.values()) * rest % MMA_K:
+            sizes[last] += 1
+        padded |= {a: n for a, n in sizes.items() if n != extent(a)}
+    return padded

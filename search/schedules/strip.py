@@ -19,7 +19,7 @@ from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.fitted import Clusters
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Schedule, padded_depths
 from mirage_cli.search.schedules.target import Target
 
 RESERVED = 1024  #: bytes of shared memory that every block takes beside its own
@@ -39,6 +39,11 @@ class Sides:
 def products(graph: BlockGraph) -> list[BlockOp]:
     """The contractions of the loop's body."""
     return [o for o in graph.ops if o.op == "contract" and o.phase == BODY]
+
+
+def small_products(graph: BlockGraph) -> list[BlockOp]:
+    """The contractions behind the loop: of an accumulator and an input that the block holds."""
+    return [o for o in graph.ops if o.op == "contract" and o.phase == EPILOGUE]
 
 
 def made_of_products(graph: BlockGraph) -> frozenset[str]:
@@ -141,11 +146,14 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     _check_aligned(program, graph)
     batch = frozenset(a for o in products(graph) for a in (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over))
 
-    def size(axis: str, phase: str) -> int:
-        if axis in batch:
-            return 1
+    def held(axis: str) -> int:
         extent = program.extent(axis)
         return extent if isinstance(extent, int) else NOMINAL
+
+    padded = padded_depths(graph, held, NOMINAL)
+
+    def size(axis: str, phase: str) -> int:
+        return 1 if axis in batch else padded.get(axis, held(axis))
 
     made = made_of_products(graph)
     if any(o.op == "top" and o.phase == BODY and o.inputs[0] not in made for o in graph.ops):

@@ -22,7 +22,7 @@ from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model
-from mirage_cli.search.schedules.schedule import Schedule, block_count
+from mirage_cli.search.schedules.schedule import Schedule, block_count, padded_depths
 from mirage_cli.search.schedules.strip import (
     CHUNK,
     NOMINAL,
@@ -33,6 +33,7 @@ from mirage_cli.search.schedules.strip import (
     products,
     resident,
     roles,
+    small_products,
     units_for,
 )
 from mirage_cli.search.schedules.target import Target
@@ -184,21 +185,24 @@ class Shape:
     ) -> None:
         self.p, self.g, self.s, self.r = program, graph, s, r
         self.extents, self.axes = {a.name: number(a.extent, sizes) for a in program.axes}, r.axes
+        self.held = self.extents | padded_depths(graph, lambda a: s.tile(a) or self.extents[a], s.loop)
         self._padded: dict[tuple[frozenset[str], int], int] = {}
         self.members = s.number("members")
         self.across = across_of(s)
         self.groups = s.warps // (self.members * self.across)
         reads = {i.name: program.sources[i.source].dtype.size for i in program.inputs}
         types = {i: o.dtype for o in products(graph) for i in o.inputs}
-        operands = set(types)
+        operands, smalls = set(types), {i for o in small_products(graph) for i in o.inputs}
         self.shown = shown_loads(program, graph)
         self.column_unit = 1 if packed.in_every_product(graph, r.packed) else 8 * self.across
         self.stage = self.kept = self.stored = 0  # bytes; `stored` are those of a stage that go on to memory
         self.rings: list[tuple[int, float]] = []  # bytes of a stage's tiles, and those of them that lie side by side
         self.lines = 0.0  # pieces of memory lines that a stage takes
         for o in graph.ops:
-            if o.op == "load" and (o.name in operands or self._feeds(o.name, operands)):
-                whole = o.name in operands or any(o.name in u.inputs and u.name not in operands for u in graph.ops)
+            if o.op == "load" and (o.name in operands | smalls or self._feeds(o.name, operands)):
+                whole = o.name in operands | smalls or any(
+                    o.name in u.inputs and u.name not in operands for u in graph.ops
+                )
                 elements = self.elements(self.axes[o.name], o.phase, whole)
                 bytes_ = math.ceil(elements * reads[o.source_value or ""] / 128) * 128
                 if o.phase == BODY:
@@ -220,7 +224,9 @@ class Shape:
             self.kept += self.groups * self._exchanged(r.made)
         self.results = [o for o in graph.ops if o.op == "accum" and o.inputs[0] in r.made]
         self.merge = sum(
-            self.groups * 4 * self.rows(self.axes[o.name]) * (self.cols(self.axes[o.name]) + 4) for o in self.results
+            4 * self.rows(own) * (self.groups * (self.cols(own) + 4) + (self.cols(own) if o.name in smalls else 0))
+            for o in self.results
+            for own in (self.axes[o.name],)
         )
         if graph.split:
             summed = [o for o in graph.ops if o.op == "grid_sum"]
@@ -258,7 +264,7 @@ class Shape:
         if axis == self.g.loop and phase == BODY:
             return self.s.loop
         tile = self.s.tile(axis)
-        return tile if tile is not None else self.extents[axis]
+        return tile if tile is not None else self.held[axis]
 
     def rows(self, axes: frozenset[str]) -> int:
         """Rows of a block's strip with padding."""

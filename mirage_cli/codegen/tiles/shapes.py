@@ -9,10 +9,8 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp
 from mirage_cli.search.schedules.cost import along_rows
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Schedule, padded_depths
 from mirage_cli.search.schedules.target import Target
-
-MMA_K = 16  #: positions that one matrix instruction sums over (16-bit types)
 
 
 def fragment_shape(b: Buffer, warps: int) -> tuple[int, int, int, int]:
@@ -35,7 +33,7 @@ def fragment_shape(b: Buffer, warps: int) -> tuple[int, int, int, int]:
 class Shapes:
     """Static sizes under a schedule.
 
-    Matrix instructions of 16-bit types sum over multiples of `MMA_K` positions; a contracted group of axes that a block
+    Matrix instructions of 16-bit types sum over multiples of 16 positions; a contracted group of axes that a block
     holds whole is padded up to that, and loads put zeros there.
     """
 
@@ -47,7 +45,7 @@ class Shapes:
                 raise Refused(f"axis {a} of symbolic extent is split over blocks that reduce together")
             if a == graph.loop and portion % schedule.loop:
                 raise Refused(f"a block's share of axis {a} is {portion} positions, no multiple of {schedule.loop}")
-        self.padded = self._padding() if target.threaded else {}
+        self.padded = padded_depths(graph, self._extent, schedule.loop) if target.threaded else {}
 
     def check_batch(self, contraction: BlockOp, both: frozenset[str]) -> None:
         """Raise Refused where a tile holds several positions of an axis that `both` operands have and nothing sums."""
@@ -83,22 +81,6 @@ class Shapes:
         """The grid axes, `but` some, along which there may be more than one block."""
         tiles = ((a, self.s.tile(a) or 1, self.p.extent(a)) for a in self.g.grid if a not in but)
         return tuple(a for a, tile, extent in tiles if not isinstance(extent, int) or extent > tile)
-
-    def _padding(self) -> dict[str, int]:
-        padded: dict[str, int] = {}
-        for o in self.g.ops:
-            if o.op != "contract" or o.dtype is None or o.dtype.bytes != 2:
-                continue
-            whole = [a for a in o.over if not (a == self.g.loop and o.phase == BODY)]
-            if not whole:
-                continue
-            sizes = {a: padded.get(a, self._extent(a)) for a in whole}
-            rest = math.prod(self.s.loop for a in o.over if a not in whole)
-            last = max(whole, key=lambda a: sizes[a])
-            while math.prod(sizes.values()) * rest % MMA_K:
-                sizes[last] += 1
-            padded |= {a: n for a, n in sizes.items() if n != self._extent(a)}
-        return padded
 
     def _extent(self, axis: str) -> int:
         tile = self.s.tile(axis)
