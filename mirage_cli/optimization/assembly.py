@@ -176,10 +176,10 @@ def report(
     options: Options,
     seconds: dict[str, float],
     given: Mapping[str, dims.Range] = MappingProxyType({}),
-    cpu: Target | None = None,
+    own: Sequence[Target] = (),
 ) -> Report:
-    """The report of what was found and chosen; `given` is what is known of symbolic dimensions, `cpu` the target that plans
-    for the CPU went by, where it is not that of the file."""
+    """The report of what was found and chosen; `given` is what is known of symbolic dimensions, `own` the targets that
+    plans went by, where they are not those of the files."""
     chosen = [w for w in work if w.replace]
     covered = coverage.measure(imported, [o for w in chosen for o in w.occurrences])
     return Report(
@@ -195,7 +195,7 @@ def report(
         },
         options.to_json(),
         dict(seconds),
-        [fragment_report(w, given, cpu) for w in work],
+        [fragment_report(w, given, own) for w in work],
         coverage.unchanged(imported, parts, work),
         covered,
         [*imported.notes, *_unmatched_patterns(imported, options), *_untuned(work)],
@@ -221,9 +221,9 @@ def _unmatched_patterns(imported: Imported, options: Options) -> list[str]:
 
 
 def fragment_report(
-    w: Work, given: Mapping[str, dims.Range] = MappingProxyType({}), cpu: Target | None = None
+    w: Work, given: Mapping[str, dims.Range] = MappingProxyType({}), own: Sequence[Target] = ()
 ) -> FragmentReport:
-    """A distinct fragment's part of the report; `given` is what is said of symbolic dimensions, `cpu` as in `report`."""
+    """A distinct fragment's part of the report; `given` is what is said of symbolic dimensions, `own` as in `report`."""
     p = w.program
     plans = w.plan.plans if w.plan is not None else {}
     main = next((plans[kind] for kind in ("cuda", "hip", "opencl", "cpu") if kind in plans), None)
@@ -247,7 +247,7 @@ def fragment_report(
         *((0.0, 0.0, 0.0) if main is None else (main.predicted_us, main.original_us, main.floor_us)),
         w.measured,
         fragment_details.original(w),
-        fragment_details.predictions(plans, p, ranges.typical(p.symbols, given), cpu),
+        fragment_details.predictions(plans, p, ranges.typical(p.symbols, given), own),
         w.tuning,
         w.reason,
     )

@@ -18,7 +18,7 @@ from mirage_cli.measurement import rates
 from mirage_cli.options.options import Options
 from mirage_cli.processes.jobs import Crew, Here
 from mirage_cli.runtime import sessions
-from mirage_cli.search.schedules.architectures import architectures, default_architectures, kinds, native
+from mirage_cli.search.schedules.architectures import architectures, card_changes, default_architectures, kinds, native
 from mirage_cli.tuning.cache import TuningCache
 
 if TYPE_CHECKING:
@@ -70,43 +70,58 @@ def _check_timing(options: Options) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The CPU that plans go by: the keys of its target's file that have other values, and where these come from; with a `note`
-    where this machine is not known."""
+    """The CPU that plans go by: the keys of its target's file that have other values, and where these come from; the same of
+    the GPU (`card`); with a `note` where this machine is not known."""
 
     origin: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    card: Mapping[str, Any] = field(default_factory=dict)
 
-    def target(self) -> Target | None:
-        """The CPU's target, where it is not that of the file. Raises UsageError for changes that do not fit."""
-        if not self.changes:
-            return None
+    def targets(self) -> tuple[Target, ...]:
+        """The targets that are not those of the files."""
+        if not self.changes and not self.card:
+            return ()
         from mirage_cli.search.schedules.target import changed_target  # noqa: PLC0415 - with numpy
 
-        return changed_target(self.changes, f"{self.origin}: ")
+        return tuple(changed_target(c, "") for c in (self.changes, self.card) if c)
 
     def to_json(self) -> forms.Rates:
-        """The form in report.json; nothing where plans go by the target's file."""
-        return {"origin": self.origin, "changes": dict(self.changes)} if self.changes else {}
+        """The form in report.json; nothing where plans go by the files of targets."""
+        told: forms.Rates = {"origin": self.origin, "changes": dict(self.changes)} if self.changes else {}
+        return {**told, "card": dict(self.card)} if self.card else told
 
 
 def machine(options: Options, tools: Toolchain) -> Machine:
-    """The CPU that plans go by: what `--target-file` says, else this one as it was measured once, now if need be. Raises
-    UsageError for a file that does not fit."""
+    """The CPU and the GPU that plans go by: what `--target-file` says of one of them, else this machine's: the CPU as it was
+    measured once, now if need be, the GPU as its target's file has it by name. Raises UsageError for a file that is wrong."""
     if options.target_file is None:
-        measured, problem = rates.found(tools.cxx)
-        note = f"the CPU's rates are those of search/targets/cpu.yaml: {problem}" if problem else ""
-        return Machine(note=note) if measured is None else Machine("this machine", measured.changes())
+        return replace(_processor(tools), card=_card(options))
     from mirage_cli.options import config  # noqa: PLC0415 - with yaml
+    from mirage_cli.search.schedules.target import CPU, changed_target  # noqa: PLC0415 - with numpy
 
     changes = config.plain(options.target_file)
     if not isinstance(changes, dict):
-        raise UsageError(
-            f"--target-file {options.target_file}: expected keys of search/targets/cpu.yaml with their values"
-        )
-    own = Machine(options.target_file, changes)
-    own.target()
-    return own
+        raise UsageError(f"--target-file {options.target_file}: expected keys of a target's file with their values")
+    if changed_target(changes, f"{options.target_file}: ").name != CPU:
+        return replace(_processor(tools), card=changes)
+    return Machine(options.target_file, changes, card=_card(options))
+
+
+def _processor(tools: Toolchain) -> Machine:
+    """This machine's CPU."""
+    measured, problem = rates.found(tools.cxx)
+    note = f"the CPU's rates are those of search/targets/cpu.yaml: {problem}" if problem else ""
+    return Machine(note=note) if measured is None else Machine("this machine", measured.changes())
+
+
+def _card(options: Options) -> dict[str, Any]:
+    """What the file of its architecture says of this machine's GPU, the first one unless `--gpu` says which; nothing where no
+    kernels are made for one, or others time them."""
+    if options.scheduler is not None or not (wants_cuda(options) or not options.target):
+        return {}
+    found = devices.devices()[options.gpu or 0 :][:1]
+    return next((card_changes(architecture_of(d), d.name) for d in found), {})
 
 
 def crew(options: Options) -> Crew:

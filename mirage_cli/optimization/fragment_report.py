@@ -3,7 +3,7 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -48,14 +48,14 @@ def _tensor(t: TensorSpec) -> forms.Tensor:
 
 
 def predictions(
-    plans: Mapping[str, TargetPlan], program: Program, sizes: Mapping[str, int], cpu: Target | None = None
+    plans: Mapping[str, TargetPlan], program: Program, sizes: Mapping[str, int], own: Sequence[Target] = ()
 ) -> dict[str, forms.Prediction]:
     """For each kind of target the model's times in microseconds and what bounds them: bytes read and written once,
     operations (those of the matrix products where there are any, else the elementwise ones), the target's bytes and
-    operations a second. `sizes` are what symbols count as, `cpu` is the target that plans for the CPU went by."""
+    operations a second. `sizes` are what symbols count as, `own` as in `report`."""
     by_kind: dict[str, forms.Prediction] = {}
     for kind, p in sorted(plans.items()):
-        target = cpu if cpu is not None and kind == "cpu" else load_target(p.target)
+        target = next((t for t in own if t.name == p.target), None) or load_target(p.target)
         cores = target.units if kind == "cpu" else 1  # a CPU's rates are those of one core
         flops = products(program, sizes, target)
         seconds = sum(f / target.flops.get(name, target.flops["f32"]) for name, f in flops.items())

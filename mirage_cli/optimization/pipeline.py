@@ -142,7 +142,7 @@ class Run:
         options = replace(
             plan_options(self.options, self.tools, symbols, self.ranges, self.device),
             entropy=self.entropy,
-            cpu=self.machine.target(),
+            own=self.machine.targets(),
         )
         self.plans = batch.shared_out(options, len(work), self.crew.workers)
         measured = "cpu" if self.options.measure else ""
@@ -398,9 +398,9 @@ class Run:
 
     def report(self) -> Report:
         """The report of what is known by now."""
-        seconds, cpu = self.clock.total(), self.machine.target()
+        seconds, own = self.clock.total(), self.machine.targets()
         made = assembly.report(
-            self.model, self.imported, self.parts, self.work, self.options, seconds, self.ranges, cpu
+            self.model, self.imported, self.parts, self.work, self.options, seconds, self.ranges, own
         )
         return replace(made, sizes=self.sizes, whole=self.whole, farm=self.crew.summary(), rates=self.machine.to_json())
 

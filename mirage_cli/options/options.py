@@ -24,7 +24,7 @@ class Options:
     no kernel writes, on the stream in front of the model's either, `confidence` bits of the proof,
     `require_coverage` pairs KIND=SHARE, `cache` a folder ("" for none), `max_memory` bytes (0: no limit), `inputs` a file or
     folder with inputs of the model that kernels are checked with too, `data` the folder of the external data of a model on
-    standard input, `target_file` a file with the rates of the CPU that plans are for, `scheduler` the address of a farm's
+    standard input, `target_file` a file with the rates of a CPU or GPU that plans are for, `scheduler` the address of a farm's
     scheduler and `certificates` the folder that it is spoken to with.
     `--keep-going` is `strict` negated.
     """

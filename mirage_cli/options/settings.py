@@ -180,7 +180,7 @@ SETTINGS: tuple[Setting, ...] = (
         "inputs", _text("a file .npz or a folder", "PATH"), "Check with these inputs too: a .npz file or test data."
     ),
     Setting("data", _text("a folder", "DIR"), "External data of a model on standard input."),
-    Setting("target_file", _text("a file", "FILE"), "Rates of the CPU to plan for [this machine's]."),
+    Setting("target_file", _text("a file", "FILE"), "Rates of a CPU or a GPU to plan for [this machine's]."),
     Setting(
         "scheduler",
         Kind("an address such as tls://host:8786", "ADDRESS", _scheduler),

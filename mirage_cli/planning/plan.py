@@ -159,11 +159,11 @@ class PlanOptions:
     ranges: tuple[tuple[str, Range], ...] = ()
     entropy: str = ""
     wrong: tuple[KernelGraph, ...] = ()
-    cpu: Target | None = None  #: in the place of that of the file; rates alone differ
+    own: tuple[Target, ...] = ()  #: in the place of those of files; rates alone differ
 
     def target(self, name: str) -> Target:
         """The target called so, as plans go by it. Sources are made for that of the file."""
-        return self.cpu if self.cpu is not None and name == self.cpu.name else load_target(name)
+        return next((t for t in self.own if t.name == name), None) or load_target(name)
 
 
 def newest(names: Sequence[str]) -> Target:
@@ -219,7 +219,7 @@ def plan_fragment(
         else:
             result.reasons[kind] = reason
         if kind == "cuda" and plan is not None and options.pool:
-            result.pool = tuple(_pool(plan, searcher, program, target, options))
+            result.pool = tuple(_pool(plan, searcher, program, options.target(target.name), options))
     return result
 
 

@@ -77,10 +77,11 @@ class Farm(TypedDict, total=False):
 
 
 class Rates(TypedDict, total=False):
-    """The CPU that plans went by."""
+    """The CPU and the GPU that plans went by."""
 
     origin: A[str, says("What said so: `this machine`, or the file of `target_file`.")]
     changes: A[dict[str, Any], says("Keys of the CPU's target file with their values.")]
+    card: A[dict[str, Any], says("The same of the GPU, where it is not the one that its architecture's file is of.")]
 
 
 class Unchanged(TypedDict):

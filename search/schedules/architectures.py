@@ -12,6 +12,7 @@ from mirage_cli.errors import UsageError
 
 BLOCK = "block"  #: the engine that suits most graphs, and the only one of a CPU
 ENGINES = ("rows", "warpgroup", "strip")  #: the engines beside it
+CARDS = "cards"  #: the key of a target's file with rates of other cards of its architecture
 PREFIXES = {"cuda": "sm_", "hip": "gfx"}  #: how the names of architectures begin
 _BY_DEFAULT = re.compile(r"^by_default: *true\b", re.MULTILINE)
 
@@ -91,3 +92,10 @@ def native(device: str, capability: str) -> str:
         known = ", ".join(architectures())
         raise UsageError(f"{device} has compute capability {capability}, which runs code for none of {known}")
     return fitting[-1]
+
+
+def card_changes(name: str, device: str) -> dict[str, Any]:
+    """The keys of a target's file that have other values for a device, by the driver's name for it, with the target's name;
+    none for a card that the file does not know."""
+    cards = data(name).get(CARDS, {})
+    return next(({"name": name, **changes} for card, changes in cards.items() if card in device), {})

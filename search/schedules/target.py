@@ -11,11 +11,11 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from mirage_cli.errors import UsageError
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.search.schedules.architectures import at, data, kind_of, number
+from mirage_cli.search.schedules.architectures import CARDS, at, data, kind_of, number, target_names
 from mirage_cli.search.schedules.fitted import SECTIONS, Block, Rows, Section, Strip
 
 S = TypeVar("S", bound=Section)
-CPU = "cpu"  #: the target whose rates are those of a machine
+CPU = "cpu"  #: the target whose rates are always those of a machine
 #: keys of its file that say how fast a machine is, not what fits
 CHANGEABLE = (
     "units",
@@ -122,17 +122,18 @@ def load_target(name: str) -> Target:
 
 
 def changed_target(changes: Mapping[str, Any], place: str) -> Target:
-    """The CPU's target with other rates and fitted constants: `changes` are keys of its file with their values, and its name.
-    Limits stay, which sources are made for. Raises UsageError, beginning with `place`, for others and for wrong values."""
-    written = data(CPU)
-    if changes.get("name") != CPU:
-        raise UsageError(f"{place}name: expected {CPU}")
+    """A target with other rates and, of the CPU, fitted constants: `changes` are keys of its file with their values, and its
+    name. Limits stay, which sources are made for. Raises UsageError, beginning with `place`, for others and wrong values."""
+    name = changes.get("name")
+    if name not in target_names():
+        raise UsageError(f"{place}name: expected {CPU}, or an architecture")
+    written = data(name)
     if unknown := sorted({str(k) for k in changes} - {"name", *CHANGEABLE}):
         raise UsageError(f"{place}{unknown[0]}: unknown, or a limit", f"known: {', '.join(CHANGEABLE)}")
     for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(written[key], dict)
+        both = isinstance(value, dict) and isinstance(written.get(key), dict)
         written[key] = {**written[key], **value} if both else value
-    return _target(CPU, written, place)
+    return _target(name, written, place)
 
 
 def _target(name: str, written: dict[str, Any], place: str) -> Target:
@@ -143,7 +144,7 @@ def _target(name: str, written: dict[str, Any], place: str) -> Target:
             raise UsageError(f"{place}{key}: expected {wanted}")
     known = SECTIONS.get(kind, {"block": Block})
     own = {key: written.pop(key) for key in known if key in written}
-    features, like = written.pop("features", []), written.pop("like", name)
+    features, like, _ = written.pop("features", []), written.pop("like", name), written.pop(CARDS, None)
     borrowed = own if like == name else data(like)
     if unknown := sorted(set(features) - {f.name for f in fields(Features)}):
         raise UsageError(f"{place}features: unknown {', '.join(unknown)}")

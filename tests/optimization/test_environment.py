@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from mirage_cli.machine import devices
 from mirage_cli.measurement import rates
 from mirage_cli.optimization import environment, story
 from mirage_cli.options.options import Options
-from mirage_cli.search.schedules.target import changed_target
+from mirage_cli.planning.plan import PlanOptions
+from mirage_cli.search.schedules.target import changed_target, load_target
 from mirage_cli.verification import story as verify_story
 from mirage_cli.verification.findings import VerifyOptions
 from tests.measurement.test_rates import SOME
@@ -43,10 +45,10 @@ def test_kernels_for_no_gpu_are_noted(
 
 
 def test_plans_go_by_this_machine_unless_a_file_says_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert environment.machine(Options(), BOTH).target() is None
+    assert environment.machine(Options(), BOTH).targets() == ()
     monkeypatch.setattr(rates, "found", lambda tool: (SOME, ""))
     own = environment.machine(Options(), BOTH)
-    assert (own.origin, own.target()) == ("this machine", changed_target(SOME.changes(), ""))
+    assert (own.origin, own.targets()) == ("this machine", (changed_target(SOME.changes(), ""),))
     there = tmp_path / "there.yaml"
     there.write_text(json.dumps({"name": "cpu", "units": 64}))
     other = environment.machine(Options(target_file=str(there)), BOTH)
@@ -55,6 +57,26 @@ def test_plans_go_by_this_machine_unless_a_file_says_otherwise(monkeypatch: pyte
         there.write_text(wrong)
         with pytest.raises(UsageError, match=message):
             environment.machine(Options(target_file=str(there)), BOTH)
+
+
+def test_plans_go_by_the_card_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cards = [
+        devices.Device(k, "", name, "", "9.0", "") for k, name in enumerate(("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
+    ]
+    monkeypatch.setattr(devices, "devices", lambda: cards)
+    monkeypatch.setattr(devices, "device", lambda number: cards[number])
+    file, there = load_target("sm_90a"), tmp_path / "there.yaml"
+    there.write_text("{name: sm_90a, bandwidth: 2.0e+12}")
+    for options, bandwidth in (
+        (Options(), file.bandwidth),
+        (Options(gpu=1), 3.05e12),
+        (Options(gpu=1, target=("cuda",), target_file=str(there)), 2e12),
+    ):
+        told = environment.machine(options, BOTH)
+        plans = PlanOptions({"cuda": ("sm_90a",)}, own=told.targets())
+        assert plans.target("sm_90a") == replace(file, bandwidth=bandwidth)
+        assert bool(told.to_json()) == (bandwidth != file.bandwidth)
+    assert environment.machine(Options(gpu=1, target=("cpu",), scheduler="tcp://a:1"), BOTH).card == {}
 
 
 def test_rates_that_are_not_known_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ def test_a_fragment_is_replaced_where_it_gains_at_all_sizes_that_are_asked_for()
     own = load_target("cpu")
     section = replace(own.fitted(Cpu), library_rate=50.0, library_bandwidth=50.0, library_special=50.0)
     cpu = replace(own, sections=(section,), kernel_us=20.0)
-    options = PlanOptions({"cpu": ("cpu",)}, SearchOptions(sizes=(("rows", 4),)), cpu=cpu)
+    options = PlanOptions({"cpu": ("cpu",)}, SearchOptions(sizes=(("rows", 4),)), own=(cpu,))
     fragment = program(build, F32)
     for most, gains in ((8, True), (1024, False)):
         asked = replace(options, ranges=(("rows", Range(1, 4, most)),))

@@ -59,7 +59,7 @@ def test_a_machines_rates_change_the_rates_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "sm_80"}, "here: name: expected cpu"),
+        ({"name": "sm_81"}, "here: name: expected cpu"),
         ({"units": 2}, "here: name: expected cpu"),
         ({"name": "cpu", "shared_bytes": 1}, "here: shared_bytes: unknown, or a limit"),
         ({"name": "cpu", "bandwidth": "fast"}, "here: bandwidth: 'fast' is not a number of at least 0"),
