@@ -325,7 +325,7 @@ def test_only_targets_that_were_asked_for_decide(
 
 def test_a_machines_rates_decide_between_plans_but_not_what_is_printed() -> None:
     own = changed_target({"name": "cpu", "bandwidth": 1e13, "flops": {"f32": 1e13}, "special": 1e13}, "")
-    fragment, fast = program(NAMED["rms_linear"], F32), replace(CPU, cpu=own)
+    fragment, fast = program(NAMED["rms_linear"], F32), replace(CPU, own=(own,))
     slow = plan_fragment("abc", "norm_linear", fragment, 6, CPU).plans["cpu"]
     p = plan_fragment("abc", "norm_linear", fragment, 6, fast).plans["cpu"]
     assert p.predicted_us < slow.predicted_us and p.original_us < slow.original_us
