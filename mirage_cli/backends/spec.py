@@ -11,9 +11,10 @@ from mirage_cli.errors import InvalidGraph, Refused, WrongTensor
 from mirage_cli.lax import extents
 from mirage_cli.lax.dtypes import BY_NAME, DType
 from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.ir.program import MAX_TENSORS
 
 # The tables of templates/include/mirage/ort_shapes.hpp have these sizes.
-MAX_TENSORS, MAX_RANK, MAX_SYMBOLS, MAX_FACTORS = 64, 16, 32, 6
+MAX_RANK, MAX_SYMBOLS, MAX_FACTORS = 16, 32, 6
 
 
 @dataclass(frozen=True, slots=True)

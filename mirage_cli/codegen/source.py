@@ -21,7 +21,7 @@ from mirage_cli.kernel_language.printer import text
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.parts import in_parts
-from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.ir.program import MAX_TENSORS, Program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.alternatives import Alternative, Bound
 from mirage_cli.search.schedules.architectures import alone, number
@@ -166,7 +166,7 @@ def _way(
             if part.inputs[i.source] in given
             else _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
             if i.packing is None
-            else _panels(program, replace(i.packing, source=part.inputs[i.source]), packings)
+            else _panels(replace(i.packing, source=part.inputs[i.source]), packings)
             for i in made.launch.inputs
         )
         whole = [part.inputs[o.source] for o in made.launch.outputs if o.source >= 0]
@@ -237,12 +237,12 @@ def _workspace(graph: KernelGraph) -> tuple[dict[int, list[Extent]], list[Extent
     return offsets, sizes
 
 
-def _panels(program: Program, packing: Packing, packings: dict[Packing, int]) -> ir.Expression:
-    """The place of a weight's packed form, behind the inputs; none for more than operators keep."""
+def _panels(packing: Packing, packings: dict[Packing, int]) -> ir.Expression:
+    """The place of a weight's packed form, behind the most inputs that an operator has (only the original nodes read some of
+    them, of which a kernel does not know); none for more than operators keep."""
     if packing not in packings and len(packings) == MAX_PACKINGS:
         return k.number("nullptr")
-    inputs = len(program.sources) + len(in_parts(program))
-    return k.name("in")[inputs + packings.setdefault(packing, len(packings))]
+    return k.name("in")[MAX_TENSORS + packings.setdefault(packing, len(packings))]
 
 
 def _part(program: Program, source: int, part: int) -> ir.Expression:

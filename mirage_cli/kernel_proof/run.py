@@ -35,6 +35,7 @@ from mirage_cli.kernel_interpreter.statements import Compiled, compiled, names
 from mirage_cli.kernel_interpreter.strand import Launch, Strand, Turns, World
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.reader import read_kernels, read_statements
+from mirage_cli.lax.ir.program import MAX_TENSORS
 
 HOST = ("in", "out", "workspace", "extents", "stream", "pool")  #: the host function's arguments
 _HOST = re.compile(
@@ -235,7 +236,7 @@ class Run:
         ]
         panels = [self._panels(given, *p) for p in self.source.packings]
         values: dict[str, Any] = {
-            "in": Tensors([*given, *panels]),
+            "in": Tensors([*given, *[None] * (MAX_TENSORS - len(given)), *panels]),
             "out": Tensors([Pointer(g, 0, "char") for g in results]),
             "workspace": None,
             "extents": Tensors(list(extents)),

@@ -127,10 +127,8 @@ class FragmentModel:
         return arrays
 
     def weight(self, i: int, k: int) -> Array:
-        """A weight for call `k`: that of a place in the model, shifted by some elements in further calls."""
-        places = self.constants[i]
-        value = places[k % len(places)]
-        return np.roll(value, k // len(places)) if k >= len(places) else value
+        """A weight for call `k`: that of a place in the model, as it is: kernels rely on the values of some (masks)."""
+        return self.constants[i][k % len(self.constants[i])]
 
 
 def _onnx_type(dtype: DType) -> int:

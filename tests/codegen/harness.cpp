@@ -116,7 +116,7 @@ int main(int count, char** arguments) {
 #else
         void* const workspace = size > 0 ? memory(size, 256, 0xff) : nullptr;
         std::vector<void*> given = in;
-        given.resize(in.size() + 32, nullptr);  // no packed forms of weights
+        given.resize(64 + 32, nullptr);  // behind the most inputs, no packed forms of weights
         const int status = kernel.run(given.data(), out.data(), workspace, extents.data(), nullptr);
 #endif
         for (size_t k = 0; k < out.size(); ++k)

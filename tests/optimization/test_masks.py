@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import mirage_cli as mi
 from mirage_cli.files.output import LIBRARY, MODEL
 from mirage_cli.lax.ir.graph import Map
 from mirage_cli.options.options import Options
@@ -157,3 +158,18 @@ def test_a_past_may_be_empty(tmp_path: Path, cache: Path) -> None:
         given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
         original, ours = (sessions.run(s, given)["y"] for s in both)
         assert np.allclose(ours, original, atol=1e-5)
+
+
+def test_a_stored_mask_that_only_the_original_reads(tmp_path: Path) -> None:
+    """The kernel compares positions and reads its packed weights where it looks for them; `bench`'s calls all see the mask."""
+    n = 96
+    rng = np.random.default_rng(0)
+    text = f"g (float[{n}, 64] x) => (float[{n}, {n}] y) {{ p = MatMul (x, w) y = Where (mask, p, zero) }}"
+    numbers = {"w": rng.normal(size=(64, n)).astype(np.float32), "zero": np.float32(0)}
+    onnx.save(parsed(text, mask=np.tril(np.ones((n, n), bool)), **numbers), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    anew(str(tmp_path / "model.onnx"), out, Options(target=("cpu",), force=True))
+    (node,) = onnx.load(out / MODEL, load_external_data=False).graph.node
+    assert "mask" in node.input
+    result = mi.bench(out, cpu=True, seconds=0.01)
+    assert not result.problems() and result.fragments[0].comparison.calls > 1

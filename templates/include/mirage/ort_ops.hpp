@@ -66,10 +66,10 @@ F* best(F* const (&variants)[count]) {
 
 // ---- packed weights ------------------------------------------------------------------------------------------------
 
-// Inputs as they are, with no packed forms behind them.
+// Inputs as they are, with no packed forms behind them: these stand behind the most inputs that an operator has.
 inline const void* const* unpacked(const void* const* in, int count, const void** all) {
     for (int i = 0; i < count; ++i) all[i] = in[i];
-    for (int i = 0; i < max_packings; ++i) all[count + i] = nullptr;
+    for (int i = 0; i < max_packings; ++i) all[max_tensors + i] = nullptr;
     return all;
 }
 
@@ -224,7 +224,7 @@ public:
         if (empty) return nullptr;
         const int64_t* symbols = self->op->symbol_count > 0 ? extents : nullptr;
         if (self->cuda) return self->run_cuda(context, in, out, symbols);
-        for (int i = 0; i < max_packings; ++i) in[self->op->input_count + i] = self->packed[i].data;
+        for (int i = 0; i < max_packings; ++i) in[max_tensors + i] = self->packed[i].data;
 #if defined(MIRAGE_WITH_OPENCL)
         const opencl::Device* const device = self->op->opencl != nullptr ? opencl::Device::get() : nullptr;
         if (device != nullptr) return self->run_opencl(*device, context, in, out, symbols);
