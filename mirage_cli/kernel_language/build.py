@@ -16,6 +16,7 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import StaticValue, Value, lift, lift_static
 
 UNROLL = "#pragma unroll"
+ROLLED = "#pragma unroll 1"
 Statements: TypeAlias = Sequence[ir.Statement]
 TypeLike: TypeAlias = ir.Type | str  #: a str is a type's name, `*` behind it for pointers
 Tree = TypeVar("Tree")

@@ -115,15 +115,18 @@ def _shared_out(
 
 
 def _with_stages(program: Program, graph: BlockGraph, target: Target, r: Roles, s: Schedule) -> Iterator[Schedule]:
-    """A schedule with as many stages as one block, or two, on a multiprocessor have memory for."""
+    """A schedule with as many stages as one block, or two, on a multiprocessor have memory for; no more than a group has
+    iterations, and one: the memory is left to the blocks of the next kernel, which ask for its weights meanwhile."""
     shape = Shape(program, graph, s, r)
+    known = isinstance(program.extent(graph.loop or ""), int) and not r.packed
+    most = min(MOST_STAGES, 1 + int(shape.turns)) if known else MOST_STAGES
     counts = set()
     for blocks in (1, 2, 3, 4) if r.packed else (1, 2):
         room = min(target.shared_total // blocks - RESERVED, target.shared_bytes) - shape.kept
-        stages = min(MOST_STAGES, room // max(1, shape.stage * shape.groups))
+        stages = min(most, room // max(1, shape.stage * shape.groups))
         registers = shape.registers() * (2 if r.packed else 1)  # sums of blocks are there besides
-        most = MATRIX_REGISTERS if r.chained else PLAIN_REGISTERS
-        if stages >= 2 and shape.merge <= room and stages not in counts and registers <= most:
+        allowed = MATRIX_REGISTERS if r.chained else PLAIN_REGISTERS
+        if stages >= 2 and shape.merge <= room and stages not in counts and registers <= allowed:
             counts.add(stages)
             yield replace(s, stages=stages)
 
@@ -417,11 +420,11 @@ def predicted_us(shape: Shape, target: Target, once: float) -> float:
         loop = shape.turns * max(turn, issue * max(1.0, together * s.warps / PARTS), read)
     ahead = together * shape.groups * (s.stages - 1) * shape.stage
     x = used * min(ahead, c.most_in_flight) / (target.units * c.in_flight)
-    reached = (
-        min(1.0, c.rise * x / (1 + x**c.sharpness) ** (1 / c.sharpness)) if shape.stage else 1.0
-    )  # nothing is on its way
+    at_once = s.stages > shape.turns and not shape.r.packed  # all that a group reads is on its way before the loop
+    bent = min(1.0, c.rise * x / (1 + x**c.sharpness) ** (1 / c.sharpness))
+    reached = bent if shape.stage and not at_once else 1.0
     memory = once * (_moved(shape, c.sector) / max(1, shape.stage)) / (target.bandwidth * c.stream * reached) * 1e6
-    memory *= 1 + c.shallow / s.stages**2
+    memory *= 1.0 if at_once else 1 + c.shallow / s.stages**2
     turns = shape.groups * shape.turns
     memory *= _longer(
         shape.blocks, max(1, units * held), units, turns * shape.stage / c.copied / memory if memory else 0.0

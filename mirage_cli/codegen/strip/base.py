@@ -54,10 +54,14 @@ LOADERS = {"Tile": "load_tile", "PackedTile": "load_packed", "BlockTile": "load_
 EACH_GROUP = k.run("wait_together", 1 + k.name("group"), static=["GROUP"])  #: those of a group do
 SHOWN = k.run("show_products")  #: what threads have written is seen by matrix instructions of a warpgroup
 
+FEWEST_THREADS = 128  #: of a block
+
 
 def over_threads(variable: str, n: int, *body: ir.Statement) -> ir.For:
-    """All threads of a block share numbers below `n`."""
-    return k.loop(variable, n, *body, start=THREAD, step="THREADS")
+    """All threads of a block share numbers below `n`. Compilers would unroll loops of one or two turns too, and what is run
+    once takes as long as its instructions take to come."""
+    rolled = k.ROLLED if n <= 2 * FEWEST_THREADS else ""
+    return k.loop(variable, n, *body, start=THREAD, step="THREADS", unroll=rolled)
 
 
 def array(variable: str, n: Value, *value: ir.Expression) -> ir.Declare:

@@ -148,19 +148,27 @@ class _Kernel(StripParts):
     def loop(self) -> list[ir.Statement]:
         """The iterations of a group, with copies ahead to the stage that is free."""
         last, free = self.s.stages - 1, k.name("free")
-        ahead = [k.run(f, TURN + last, free) for f in ("load_constants", "load_others")]
         at_start, at_end = (k.binary("==", SLOT, n) for n in (0, last))
+        more = [k.run(f, TURN + last, free) for f in ("load_constants", "load_others")]
+        ahead = k.scope(k.let("int", "free", k.select(at_start, last, SLOT - 1)), *more)
         walk = k.loop(
             "turn",
             "mine",
             k.run("copy_wait", static=[last - 1]),
             *([SHOWN] if self.memory.unit == SWIZZLED else []),
             EACH_GROUP,
-            k.scope(k.let("int", "free", k.select(at_start, last, SLOT - 1)), *ahead),
+            COMMITTED if self.requested_at_once() else ahead,
             *self.stage(*self.stores(), *self.body),
             k.assign(SLOT, k.select(at_end, 0, SLOT + 1)),
         )
         return [k.declare("int", "slot", 0), walk]
+
+    def requested_at_once(self) -> bool:
+        """True if all iterations of a group have their stage in front of the loop."""
+        walked = self.s.tile(self.loop_axis) or self.p.extent(self.loop_axis)
+        if not isinstance(walked, int) or self.s.parts:
+            return False
+        return -(-walked // (self.s.loop * self.groups)) < self.s.stages
 
     def summary(self, shared: int, blocks: int) -> list[str]:
         """A summary of the kernel's parts for golden files, a line each."""

@@ -141,11 +141,7 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     for (int turn = 0; turn < mine; ++turn) {
         copy_wait<0>();
         wait_together<GROUP>(1 + group);
-        {
-            const int free = slot == 0 ? 1 : slot - 1;
-            load_constants(turn + 1, free);
-            load_others(turn + 1, free);
-        }
+        copy_commit();
         [[maybe_unused]] const offset_t e_step = static_cast<offset_t>(turn * GROUPS + group) * 32;
         [[maybe_unused]] unsigned char* const stage = ring + slot * 2560;
         Strip<1, 4> t4;
@@ -261,6 +257,7 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
         }
     }
     __syncthreads();
+    #pragma unroll 1
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float high = -INFINITY;
         for (int g = 0; g < GROUPS; ++g) high = fmaxf(high, t13_max_part[g * 32 + r]);
@@ -274,11 +271,13 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     }
     __syncthreads();
     cluster_wait();
+    #pragma unroll 1
     for (int i = threadIdx.x; i < 24; i += THREADS) {
         [[maybe_unused]] const int i_b = i;
         const float share = t13_max_merged[i_b];
         for (unsigned to = 0; to < 3; ++to) in_block(t13_max_shares, to)[rank * 24 + i] = share;
     }
+    #pragma unroll 1
     for (int i = threadIdx.x; i < 144; i += THREADS) {
         [[maybe_unused]] const int first = i % 6 * 4, outer = i / 6;
         [[maybe_unused]] const int i_b = outer;
@@ -295,6 +294,7 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
         }
         put_floats(in_block(t16_shares, i / 48) + (rank * 48 + i % 48) * 4, share);
     }
+    #pragma unroll 1
     for (int i = threadIdx.x; i < 24; i += THREADS) {
         [[maybe_unused]] const int i_b = i;
         const float share = t17_merged[i_b];
@@ -302,11 +302,13 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     }
     cluster_arrive();
     cluster_wait();
+    #pragma unroll 1
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float x = -INFINITY;
         for (int s = 0; s < 3; ++s) x = fmaxf(x, t13_max_shares[s * 24 + r]);
         t13_common_merged[r] = x;
     }
+    #pragma unroll 1
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float x = 0.0f;
         for (int s = 0; s < 3; ++s) {
@@ -315,6 +317,7 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
         t19_merged[r] = x;
     }
     __syncthreads();
+    #pragma unroll 1
     for (int j = threadIdx.x; j < 48; j += THREADS) {
         const int i = static_cast<int>(rank) * 48 + j;
         if (i >= 144) break;

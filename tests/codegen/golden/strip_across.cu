@@ -217,6 +217,7 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
         }
     }
     __syncthreads();
+    #pragma unroll 1
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float high = -INFINITY;
         for (int g = 0; g < GROUPS; ++g) high = fmaxf(high, t7_max_part[g * 32 + r]);
@@ -234,11 +235,13 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     }
     __syncthreads();
     cluster_wait();
+    #pragma unroll 1
     for (int i = threadIdx.x; i < 24; i += THREADS) {
         [[maybe_unused]] const int i_a = i;
         const float share = t7_max_merged[i_a];
         for (unsigned to = 0; to < 2; ++to) in_block(t7_max_shares, to)[rank * 24 + i] = share;
     }
+    #pragma unroll 1
     for (int i = threadIdx.x; i < 192; i += THREADS) {
         [[maybe_unused]] const int first = i % 8 * 4, outer = i / 8;
         [[maybe_unused]] const int i_a = outer;
@@ -255,6 +258,7 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
         }
         put_floats(in_block(t10_shares, i / 96) + (rank * 96 + i % 96) * 4, share);
     }
+    #pragma unroll 1
     for (int i = threadIdx.x; i < 24; i += THREADS) {
         [[maybe_unused]] const int i_a = i;
         const float share = t11_merged[i_a];
@@ -262,11 +266,13 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     }
     cluster_arrive();
     cluster_wait();
+    #pragma unroll 1
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float x = -INFINITY;
         for (int s = 0; s < 2; ++s) x = fmaxf(x, t7_max_shares[s * 24 + r]);
         t7_common_merged[r] = x;
     }
+    #pragma unroll 1
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float x = 0.0f;
         for (int s = 0; s < 2; ++s) {
@@ -275,6 +281,7 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
         t13_merged[r] = x;
     }
     __syncthreads();
+    #pragma unroll 1
     for (int j = threadIdx.x; j < 96; j += THREADS) {
         const int i = static_cast<int>(rank) * 96 + j;
         if (i >= 192) break;
