@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from mirage_cli.lax import extents as ex
@@ -141,13 +141,22 @@ def fuse_axes(p: Program) -> Program:
     return p
 
 
-def _find_pair(p: Program) -> tuple[str, str] | None:
+def fuse_summed(p: Program) -> Program:
+    """The same of axes that no output has, under names that tell of both."""
+    while (pair := _find_pair(p, {s.axis for o in p.outputs for s in o.access})) is not None:
+        a, b = pair
+        p = rename_axes(_fuse(p, a, b), {a: f"{a}_{b}"})
+    return p
+
+
+def _find_pair(p: Program, but: Collection[str | None] = ()) -> tuple[str, str] | None:
+    """Two axes that stand side by side everywhere, of others than some."""
     accesses = [i.access for i in p.inputs] + [o.access for o in p.outputs]
     pairs = {
         (s.axis, t.axis)
         for access in accesses
         for s, t in itertools.pairwise(access)
-        if s.axis is not None and t.axis is not None
+        if s.axis is not None and t.axis is not None and not {s.axis, t.axis} & {*but}
     }
     for a, b in sorted(pairs):
         if all(_side_by_side(p, access, a, b) for access in accesses) and all(

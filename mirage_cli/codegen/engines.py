@@ -22,9 +22,8 @@ from mirage_cli.codegen.rows.engine import rows_kernel
 from mirage_cli.codegen.strip.engine import strip_kernel
 from mirage_cli.codegen.warpgroup.engine import warpgroup_kernel
 from mirage_cli.errors import Refused
-from mirage_cli.search.schedules.architectures import BLOCK
 from mirage_cli.search.schedules.model import ModelMaker
-from mirage_cli.search.schedules.ranking import MODELS
+from mirage_cli.search.schedules.ranking import MODELS, UNPACKING
 
 
 class Engine(Protocol):
@@ -68,6 +67,6 @@ def kernel_of(request: Request) -> Kernel:
     engine = ENGINES.get(request.schedule.engine)
     if engine is None:
         raise Refused(f"unknown engine {request.schedule.engine!r}: there are {', '.join(ENGINES)}")
-    if request.program.packed is not None and request.schedule.engine not in (BLOCK, "strip"):
+    if request.program.packed is not None and request.schedule.engine not in UNPACKING:
         raise Refused(f"the engine {request.schedule.engine} does not read tensors of type {request.program.packed}")
     return engine.make(request)

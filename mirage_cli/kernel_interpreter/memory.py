@@ -37,7 +37,7 @@ SIZES = {
     "u8": 1,
     "i8": 1,
 }  #: bytes of element types
-PARTS = {"u4": 0.5, "i4": 0.5}  #: of a byte, for types of which several elements share one
+PARTS = {"u4": 0.5, "i4": 0.5, "u2": 0.25, "i2": 0.25}  #: of a byte, for types of which several elements share one
 UNWRITTEN = 0  #: what a cell holds where nobody has written
 
 

@@ -138,13 +138,14 @@ def _points(
     """Where kernels are compared: ("real" or "stand-in", programs and muGraphs with what is printed for them and sizes).
     Raises Refused where that would take too long."""
     tiles = [_turning(s) for s in schedules]
-    if program.symbols:
-        return _with_symbols(program, graph, schedules, tiles, text)
-    short = structured(program, graph, tiles, {}, 1)
+    symbols = assignments(program, graph, tiles)[1] if program.symbols else {}
+    short = structured(program, graph, tiles, symbols, 1)
     alone = all(len(run) == 1 for run in launches(graph, schedules)) and not any(s.stage for s in schedules)
     if alone and _apart(graph, cost(*short, tiles, {})):
-        parts = [(_alone(program, k), s, t) for k, s, t in zip(graph.kernels, schedules, tiles, strict=True)]
-        return "stand-in", [_shorter(*p, [s], [t], structured(*p, [t], {}, 1), text) for p, s, t in parts]
+        parts = [_points(*_alone(program, k), [s], text) for k, s in zip(graph.kernels, schedules, strict=True)]
+        return "stand-in", [p for _, points in parts for p in points]
+    if program.symbols:
+        return _with_symbols(program, graph, schedules, tiles, text)
     if cost(*short, tiles, {}) > MOST_WORK:
         raise Refused("its kernels hold so much that a run would take minutes")
     point = _shorter(program, graph, schedules, tiles, short, text)

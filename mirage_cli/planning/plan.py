@@ -282,9 +282,8 @@ def _ranged(
             return False
         return True
 
-    candidates = ranges.pool(program, target, searcher, given, first, fits)
+    candidates, times = ranges.pool(program, target, searcher, given, first, fits)
     at = ranges.points(program.symbols, given)
-    times = ranges.times(candidates, target, at)
     plans: dict[int, TargetPlan] = {0: own}
     while True:
         leaves = ranges.leaves(program, times, target, at)

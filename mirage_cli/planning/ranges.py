@@ -13,17 +13,19 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.options.dims import Range
 from mirage_cli.report.stored_plan import StoredPlan
 from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided
-from mirage_cli.search.schedules.cost import TYPICAL
+from mirage_cli.search.schedules.cost import TYPICAL, floor_us
 from mirage_cli.search.schedules.ranking import total_us
 from mirage_cli.search.schedules.target import Target
-from mirage_cli.search.search import Candidate, Searcher
+from mirage_cli.search.search import FAR_FROM_FLOOR, Candidate, Searcher
 from mirage_cli.search.ways import Way
 
 BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them
 BATCHES = ("b", "bs", "bsz")  #: how people call a batch in short
-MOST = {True: 4, False: 3}  #: muGraphs of a fragment, where kernels are blocks of threads, and where not
+MOST = {True: 6, False: 3}  #: muGraphs of a fragment, where kernels are blocks of threads, and where not
 LEAST_US = {True: 0.5, False: 10.0}  #: that a further one has to save
 MOST_POINTS = 160  #: sizes at which candidates are compared
+FURTHER, FAR = 4, 1.5  #: further sizes that are searched, and times the least time from which on they are worth it
+NEAR = 4  #: times a size below which another one is near
 TRIED = 12  #: candidates of the search at one size that are rendered until one can be
 
 
@@ -115,19 +117,42 @@ def pool(
     given: Mapping[str, Range],
     own: Candidate,
     fits: Callable[[Candidate], bool],
-) -> list[Candidate]:
-    """Candidates that may be taken for some sizes: the one that serves all of them, and the best at single ones that fits."""
+) -> tuple[list[Candidate], list[list[float]]]:
+    """Candidates that may be taken for some sizes, with their times at all `points`: the one that serves all of them, and the
+    best at single ones that fits. These are the ends and, on GPUs, those where the candidates so far leave most to gain, of
+    sizes that none searched is near to."""
     known: dict[tuple[object, ...], bool] = {(own.graph, own.schedules): True}
-    candidates = [own]
-    for at in searched_points(program.symbols, given):
+    candidates, grid = [own], points(program.symbols, given)
+
+    def search(at: Sizes) -> None:
         for c in searcher.at(at).search(program, target).candidates[:TRIED]:
             key = (c.graph, c.schedules)
             if key not in known:
                 known[key] = fits(c)
-                candidates += [c] if known[key] else []
+                candidates.extend([c] if known[key] else [])
             if known[key]:
                 break
-    return candidates
+
+    searched = searched_points(program.symbols, given)
+    for at in searched:
+        search(at)
+    found = times(candidates, target, grid)
+    least = [FAR_FROM_FLOOR * target.launch_us + floor_us(program, target, at) for at in grid]
+    for _ in range(FURTHER if target.threaded else 0):
+        left = [k for k, at in enumerate(grid) if not any(_near(at, other) for other in searched)]
+        gains = {k: min(own[k] for own in found) / least[k] for k in left}
+        k = max(left, key=lambda k: gains[k], default=-1)
+        if k < 0 or gains[k] < FAR:
+            break
+        searched.append(grid[k])
+        search(grid[k])
+        found += times(candidates[len(found) :], target, grid)
+    return candidates, found
+
+
+def _near(one: Sizes, two: Sizes) -> bool:
+    """True if sizes differ little, each from each."""
+    return all(n < NEAR * two[s] and two[s] < NEAR * n for s, n in one.items())
 
 
 def leaves(program: Program, times: Sequence[Sequence[float]], target: Target, at: Sequence[Sizes]) -> list[Leaf]:

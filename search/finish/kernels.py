@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.lax.ir.program import Input, Node, Output, Program, Slot, Source
-from mirage_cli.lax.normal.identify import prune
+from mirage_cli.lax.normal.identify import fuse_summed, prune
 from mirage_cli.lax.ops import OPS
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
 
@@ -134,8 +134,7 @@ def _part(program: Program, outputs: tuple[Output, ...], stored: Sequence[str]) 
     nodes = tuple(n for n in program.nodes if n.name not in stored)
     part = replace(program, sources=tuple(sources), inputs=tuple(inputs), nodes=nodes, outputs=outputs, _axes_of={})
     used = _needed_sources(part)
-    pruned = prune(part)
-    return pruned.validate(), tuple(labels[k] for k in used)
+    return fuse_summed(prune(part)).validate(), tuple(labels[k] for k in used)
 
 
 def _needed_sources(part: Program) -> list[int]:

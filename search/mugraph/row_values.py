@@ -204,10 +204,10 @@ def _needed(values: dict[str, Value], outputs: Sequence[str]) -> dict[str, Value
 # --- where things lie in memory -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A read or a write of a stored tensor: its slots and the bytes of an element."""
+    """A read or a write of a stored tensor: its slots and the bytes of an element (a fraction where several share one)."""
 
     slots: tuple[Slot, ...]
-    bytes: int
+    bytes: float
 
     @property
     def inner(self) -> str | None:
@@ -231,13 +231,13 @@ def accesses(program: Program, values: dict[str, Value]) -> list[Access]:
     """All that is read and written."""
     inputs = {i.name: i for i in program.inputs}
     reads = [inputs[v.read] for v in values.values() if v.op == "load"]
-    loads = [Access(i.access, program.sources[i.source].dtype.bytes) for i in reads]
+    loads = [Access(i.access, program.sources[i.source].dtype.size) for i in reads]
     return loads + [Access(o.access, o.dtype.bytes) for o in program.outputs]
 
 
 def _size(program: Program, access: Access) -> float:
     """Bytes, symbols taken as large numbers: for comparisons."""
-    total = float(access.bytes)
+    total = access.bytes
     for s in access.slots:
         if s.axis is not None:
             e = program.extent(s.axis)
@@ -267,11 +267,11 @@ def widths(rows: Rows) -> tuple[int, ...]:
         return (1,)
     axis = rows.vector
     moves = accesses(rows.program, rows.values)
-    moved: dict[int, float] = {}
+    moved: dict[float, float] = {}
     for a in moves:
         if a.inner == axis:
             moved[a.bytes] = moved.get(a.bytes, 0.0) + _size(rows.program, a)
-    width = UNIT // max(moved, key=lambda b: moved[b])
+    width = int(UNIT / max(moved, key=lambda b: moved[b]))
     wide = []
     while width > 1:
         whole = sum(_size(rows.program, a) for a in moves if a.aligned(axis, width))

@@ -29,6 +29,7 @@ from mirage_cli.search.schedules.target import Target
 
 FUSED = -1  #: in the place of a number of operators: all are parts of one, which a library has
 KERNELS = 3  #: that it launches on a GPU: new rows of caches, attention over parts of the keys, the parts together
+UNPACKED_ROWS = 8  #: beyond which libraries on GPUs unpack quantised weights into memory before they multiply
 DEEP = 1024  #: positions of a sum from where on products are slower
 _FREE = ("iota", "extent", "const")
 
@@ -211,9 +212,13 @@ class _Original:
         t = self.target
         moved = (4.0 * self.size(n.name) + sum(map(self.apart, n.inputs))) / t.bandwidth
         if n.op == "contract":
-            c, packed = t.fitted(Block), sum(self.bytes(i) for i in n.inputs if self.is_quantised(i))
-            rate = t.library_rate(n.dtype) * c.library_rate
-            return max(moved, packed / (t.bandwidth * c.library_packed), self.flops(n) / rate)
+            quantised = [i for i in n.inputs if self.is_quantised(i)]
+            c, packed, numbers = t.fitted(Block), sum(map(self.bytes, quantised)), sum(map(self.size, quantised))
+            multiplied = self.flops(n) / (t.library_rate(n.dtype) * c.library_rate)
+            if self.flops(n) > 2 * UNPACKED_ROWS * numbers > 0:
+                unpacked = 2.0 * numbers / t.bandwidth
+                return packed / t.bandwidth + unpacked + max(moved + unpacked, multiplied)
+            return max(moved, packed / (t.bandwidth * c.library_packed), multiplied)
         return max(moved, self.size(n.name) * OPS[n.op].flops / t.special) if n.op in OPS else moved
 
     def apart(self, value: str) -> float:

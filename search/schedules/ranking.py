@@ -25,6 +25,7 @@ from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import BlockModel
 from mirage_cli.search.schedules.warpgroup import WarpgroupModel
 
+UNPACKING = (BLOCK, "rows", "strip")  #: engines that read numbers which share bytes; others copy tiles in whole elements
 MODELS: dict[str, ModelMaker] = {
     BLOCK: BlockModel,
     "rows": RowsModel,
@@ -49,7 +50,7 @@ def ranked(
     `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
     typical and at small sizes, since it has to serve both; with `alone` it is to serve these sizes only.
     """
-    others = engines if program.packed is None else {*engines} & {"strip"}  # others copy tiles in whole elements
+    others = engines if program.packed is None else {*engines} & {*UNPACKING}
     candidates = [r for e in (BLOCK, *others) for r in engine_ranked(e, program, graph, target, count, sizes, alone)]
     return sorted(candidates, key=lambda r: r.order)[: None if apart else count]
 

@@ -228,9 +228,9 @@ def predicted_us(
 
 def carried(rows: Rows, shape: Shape, sizes: Mapping[str, int]) -> float:
     """Bytes through the second-level cache: each row reads what all rows share anew."""
-    inputs = {i.name: rows.program.sources[i.source].dtype.bytes for i in rows.program.inputs}
+    inputs = {i.name: rows.program.sources[i.source].dtype.size for i in rows.program.inputs}
     kept, total = frozenset(rows.kept) - {rows.vector}, 0.0
-    used = [(frozenset(s.axis for s in o.access if s.axis), o.dtype.bytes, 1) for o in rows.program.outputs]
+    used = [(frozenset(s.axis for s in o.access if s.axis), o.dtype.size, 1) for o in rows.program.outputs]
     for v in rows.values.values():
         if v.op == "load" and v.axes:
             turns = 1 if v.axes & frozenset(rows.kept) else shape.turns

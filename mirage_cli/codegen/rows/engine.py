@@ -20,7 +20,7 @@ from fractions import Fraction
 from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter, Request
 from mirage_cli.codegen.rows.positions import ACROSS, LANE, REAL, SCRATCH, RowPositions, RowProgram, used
 from mirage_cli.codegen.terms import expressions
-from mirage_cli.codegen.terms.expressions import SYNC, THREAD, ctype
+from mirage_cli.codegen.terms.expressions import SYNC, THREAD, ctype, stored_as
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.row_values import LEAVES, REDUCTIONS, Value, rows_of
@@ -79,8 +79,13 @@ class RowEmitter(RowPositions):
 
     # --- values -------------------------------------------------------------------------------------------------------
     def read_type(self, read: str) -> str:
-        """The C type of what is read."""
-        return ctype(self.p.sources[self.reads[read].source].dtype)
+        """The C type of what is read; numbers that share bytes are floats from then on."""
+        dtype = self.dtype_of(read)
+        return ctype(dtype) if dtype.per_byte == 1 else "float"
+
+    def is_packed(self, read: str, element: bool) -> bool:
+        """True if a chunk is read as it is stored, numbers that share bytes."""
+        return element and self.dtype_of(read).per_byte > 1 and self.whole(self.reads[read].access)
 
     def use(self, name: str, level: int) -> ir.Expression:
         """A value, read in a section of a level."""
@@ -89,6 +94,8 @@ class RowEmitter(RowPositions):
         match v.op:
             case "load":
                 read = held(f"{v.read}_in", slot)
+                if self.is_packed(v.read, element):
+                    return k.call("number_in", read, "j")
                 read = read.member("v")["j"] if element else read
                 return read if self.read_type(v.read) == "float" else k.call("to_float", read)
             case "const":
@@ -143,6 +150,8 @@ class RowEmitter(RowPositions):
             slot, element = self.varies(v.axes)
             gathered = element and not self.whole(self.reads[v.read].access)
             type_ = k.of_type("Chunk", self.read_type(v.read), "WIDTH") if element else self.read_type(v.read)
+            if self.is_packed(v.read, element):
+                type_ = k.of_type("Numbers", self.dtype_of(v.read).name, "WIDTH")
             declared.append(k.declare(type_, f"{v.read}_in", dims=["SLOTS"] if slot else []))
             load = self.load(v.read, slot, element)
             if slot:
@@ -159,6 +168,10 @@ class RowEmitter(RowPositions):
             return k.assign(place, self.stored(read, access, False))
         if not self.whole(access):
             return k.assign(place.member("v")["j"], self.stored(read, access, True))
+        if self.is_packed(read, element):
+            found = k.total(self.offset(access, False))
+            of = [self.dtype_of(read).name, "WIDTH"]
+            return k.assign(place, k.call("load_numbers", k.name("p").member(read), found, static=of))
         return k.assign(place, k.call("load_chunk", self.place(read, access), static=[self.read_type(read), "WIDTH"]))
 
     def when_read(self) -> tuple[list[Value], list[Value], list[Value]]:
@@ -177,7 +190,7 @@ class RowEmitter(RowPositions):
         for v in self.r.values.values():
             if v.op == "load" and self.reads[v.read].source not in constants and all(self.varies(v.axes)):
                 access = self.reads[v.read].access
-                if self.whole(access):
+                if self.whole(access) and self.dtype_of(v.read).per_byte == 1:
                     section.first.append(k.do(k.call("fetch_ahead", self.place(v.read, access))))
         return self.section(section)
 
@@ -382,7 +395,7 @@ class RowEmitter(RowPositions):
         s, r = self.shape, self.request
         before, after, floats = self.body()
         launch = Launch(
-            tuple(Parameter(i.name, self.read_type(i.name), i.source) for i in self.p.inputs),
+            tuple(Parameter(i.name, stored_as(self.dtype_of(i.name)), i.source) for i in self.p.inputs),
             tuple(Parameter(f"y{n}", ctype(o.dtype)) for n, o in enumerate(self.p.outputs)),
             r.numbers,
             (self.blocks(),),

@@ -11,6 +11,7 @@ from mirage_cli.codegen.terms.expressions import THREAD
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Slot
 from mirage_cli.search.mugraph.row_values import LEAVES, Access, Rows, Value
@@ -100,9 +101,16 @@ class RowPositions:
         """The address of the current chunk in a stored tensor."""
         return k.total([k.name("p").member(tensor), *self.offset(access, False)])
 
+    def dtype_of(self, read: str) -> DType:
+        """The type of a tensor that is read."""
+        return self.p.sources[self.reads[read].source].dtype
+
     def stored(self, tensor: str, access: Sequence[Slot], element: bool) -> ir.Expression:
-        """The current element of a stored tensor, or the chunk's first one."""
-        return k.name("p").member(tensor)[k.total(self.offset(access, element))]
+        """The current element of a stored tensor, or the chunk's first one; of numbers that share bytes, a float."""
+        place, at = k.name("p").member(tensor), k.total(self.offset(access, element))
+        if tensor in self.reads and (dtype := self.dtype_of(tensor)).per_byte > 1:
+            return k.call(f"number_{dtype}", place, at)
+        return place[at]
 
     def whole(self, access: Sequence[Slot]) -> bool:
         """True if a chunk is one access."""

@@ -69,6 +69,11 @@ def ctype(dtype: DType) -> str:
     return CUDA_TYPES[dtype.name]
 
 
+def stored_as(dtype: DType) -> str:
+    """The type of a tensor's elements on a GPU, or of the bytes that several of them share. Raises Refused."""
+    return ctype(dtype) if dtype.per_byte == 1 else "uint8_t"
+
+
 def wide(program: Program) -> bool:
     """True if some stored tensor is so large, or may be, that its elements are addressed with 64-bit integers."""
     sizes = [ex.product(d) for d in (*(s.dims for s in program.sources), *(o.dims for o in program.outputs))]

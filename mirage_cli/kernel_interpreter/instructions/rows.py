@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,20 @@ def _load_chunk(s: Any, static: Sequence[Any], p: Pointer) -> Cells:
 @instruction("store_chunk")
 def _store_chunk(s: Any, static: Sequence[Any], p: Pointer, x: Cells) -> None:
     put_vector(s, p, stacked(s, x))
+
+
+registry.ARRAYS["Numbers"] = lambda args: (args[1],)
+
+
+@instruction("load_numbers")
+def _load_numbers(s: Any, static: Sequence[Any], tensor: Pointer, at: Any) -> Cells:
+    """Neighbours of numbers that share bytes: stored tensors have an element for each."""
+    return cells_of(vector(s, replace(tensor, at=tensor.at + at, type=static[0].name), static[1]))
+
+
+@instruction("number_in")
+def _number_in(s: Any, static: Sequence[Any], x: Cells, at: int) -> Any:
+    return s.arithmetic.number(x.values[x.place(at)])
 
 
 @instruction("rounded")

@@ -34,6 +34,16 @@ MIRAGE_DEVICE float packed_number(const uint8_t* from, int64_t at) {
     const int bits = (from[at / PER] >> (static_cast<int>(at % PER) * BITS)) & ((1 << BITS) - 1);
     return static_cast<float>((bits ^ TOP) - TOP);
 }
+// numbers of BITS bits, of two's complement where SIGNED
+template <int BITS_, bool SIGNED_>
+struct Whole {
+    using STORED = uint8_t;
+    static constexpr int BITS = BITS_, TOP = SIGNED_ ? 1 << (BITS_ - 1) : 0;  //!< stored ^ TOP is number + TOP
+};
+using u2 = Whole<2, false>;
+using i2 = Whole<2, true>;
+using u4 = Whole<4, false>;
+using i4 = Whole<4, true>;
 MIRAGE_DEVICE float number_u4(const uint8_t* from, int64_t at) { return packed_number<4, false>(from, at); }
 MIRAGE_DEVICE float number_i4(const uint8_t* from, int64_t at) { return packed_number<4, true>(from, at); }
 MIRAGE_DEVICE float number_u2(const uint8_t* from, int64_t at) { return packed_number<2, false>(from, at); }

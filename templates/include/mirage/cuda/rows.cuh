@@ -22,6 +22,22 @@ MIRAGE_DEVICE void store_chunk(T* to, const Chunk<T, N>& x) {
     *reinterpret_cast<Chunk<T, N>*>(to) = x;
 }
 
+// N neighbours of numbers that share bytes, as they are stored: from number `at` of a tensor on
+template <class T, int N>
+struct alignas(N * T::BITS / 8 < 16 ? N * T::BITS / 8 : 16) Numbers {
+    uint8_t v[N * T::BITS / 8];
+};
+template <class T, int N>
+MIRAGE_DEVICE Numbers<T, N> load_numbers(const uint8_t* from, int64_t at) {
+    return *reinterpret_cast<const Numbers<T, N>*>(from + static_cast<uint64_t>(at) * T::BITS / 8);
+}
+template <class T, int N>
+MIRAGE_DEVICE float number_in(const Numbers<T, N>& x, int at) {
+    constexpr int PER = 8 / T::BITS;
+    const uint32_t bits = (x.v[at / PER] >> (at % PER * T::BITS)) & ((1u << T::BITS) - 1);
+    return __uint_as_float(0x4b000000u | (bits ^ T::TOP)) - (8388608.0f + T::TOP);  // 2^23 + bits, without a conversion
+}
+
 // Numbers in an element type, two at a time where there are instructions for that.
 template <class T, int N>
 MIRAGE_DEVICE Chunk<T, N> rounded(const float (&x)[N]) {

@@ -8,14 +8,6 @@
 namespace mirage {
 
 // --- tiles ----------------------------------------------------------------------------------------------------------
-// numbers of BITS bits, of two's complement where SIGNED
-template <int BITS_, bool SIGNED_>
-struct Whole {
-    using STORED = uint8_t;
-    static constexpr int BITS = BITS_, TOP = SIGNED_ ? 1 << (BITS_ - 1) : 0;  //!< stored ^ TOP is number + TOP
-};
-using u4 = Whole<4, false>;
-using i4 = Whole<4, true>;
 using u8 = Whole<8, false>;
 using i8 = Whole<8, true>;
 template <class T>
