@@ -22,7 +22,7 @@ from mirage_cli.search.closure.form import search_form
 from mirage_cli.search.closure.mapping import Mapping, mappings
 from mirage_cli.search.contains import Containment, contains
 from mirage_cli.search.cuts import Branches
-from mirage_cli.search.finish.kernels import Part, link, one_kernel, siblings
+from mirage_cli.search.finish.kernels import Part, link, one_kernel, siblings, unpacked
 from mirage_cli.search.finish.scaling import with_headroom
 from mirage_cli.search.finish.split_reduction import two_kernels
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
@@ -258,6 +258,9 @@ class Searcher:
         self._count(program, total, counted, whole=True)
         roomy = self._roomy(program, target, total)
         candidates = [c for o in ways for c in roomy(self._candidate(o, floor))]
+        best = min((c.order[0] for c in candidates), default=math.inf)
+        if target.threaded and best - self._floor(program, target) > FAR_FROM_FLOOR * target.launch_us:
+            candidates += [r for c in self._unpacked(program, target, floor, total) for r in roomy(c)]
         self._note(best_us=min((c.predicted_us for c in candidates), default=None))
         budget, hopeless = (total.values + n for n in (MAX_CUT_VALUES, HOPELESS))
 
@@ -287,15 +290,30 @@ class Searcher:
         total.mugraphs = max(total.mugraphs, len({c.graph for c in candidates}))
         return SearchResult(given, candidates, total, self)
 
+    def _unpacked(self, program: Program, target: Target, floor: float, total: SearchStatistics) -> Iterator[Candidate]:
+        """Candidates that compute operands of products which are made of weights alone first, each by a kernel of its own."""
+        *first, (rest, labels) = parts = unpacked(program)
+        ways = [self._ways(part, target, 1) for part, _ in first]
+        if not first or not all(ways) or len(first) >= self.options.max_kernels:
+            return
+        found = self._also(self._of_part(labels, self.options.max_kernels - len(first))).search(rest, target)
+        total.add(found.statistics)
+        for c in found.candidates[: self.options.schedules]:
+            whole = self._together(program, target, parts, (*(self._candidate(w[0], floor) for w in ways), c))
+            yield replace(whole, order=(MARGIN * whole.order[0], whole.order[1]))
+
+    def _of_part(self, labels: Sequence[str], max_kernels: int) -> SearchOptions:
+        """Options for a part whose sources are `labels`."""
+        largest = ((labels.index(at), top) for k, top in self.options.largest if (at := f"source {k}") in labels)
+        return replace(self.options, largest=tuple(largest), max_kernels=max_kernels)
+
     def _siblings(self, program: Program, target: Target, parts: Sequence[Part]) -> SearchResult:
         """Kernel graphs for a program with results that have nothing in common but what they read: the best of each, and the
         best of each among those whose kernels can be started together."""
         total, found, options = SearchStatistics(), list[list[Candidate]](), self.options
         for part, labels in parts:
-            largest = tuple((labels.index(at), top) for k, top in options.largest if (at := f"source {k}") in labels)
-            spare = options.max_kernels - len(parts) + 1
-            more = replace(options, largest=largest, max_kernels=spare, schedules=SHAPES * options.schedules)
-            own = self._also(more).search(part, target)
+            more = self._of_part(labels, options.max_kernels - len(parts) + 1)
+            own = self._also(replace(more, schedules=SHAPES * options.schedules)).search(part, target)
             found.append(own.candidates)
             total.add(own.statistics)
         lengths = [min(SHAPES * options.schedules, len(c)) for c in found]  # some may not fit

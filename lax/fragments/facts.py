@@ -24,7 +24,7 @@ class Facts:
     """A graph, the names of those of its values that are tensors of a model, and the set of values that are stored.
 
     `live` values are needed for the results, `users` are the live steps that read a value, `depth` is the longest way over
-    contractions to a value (not looking behind what is not read), and a value is `heavy` when there is one. `bases` holds
+    contractions to a value, and a value is `heavy` when there is one (not looking behind what is not read). `bases` holds
     the value behind views, `of_weights` whether a value is a weight, or computed of weights and numbers without a product,
     `of_positions` whether it is computed of positions and numbers alone, by cheap steps (a mask).
     """
@@ -35,7 +35,7 @@ class Facts:
         self.users = [[u for u in users if u in self.live] for users in graph.consumers()]
         self.results = set(graph.outputs)
         self.depth = self._depth()
-        self.heavy = [d > 0 for d in self.depth]
+        self.heavy = self._heavy()
         self.of_weights: list[bool] = []
         self.of_positions: list[bool] = []
         for v, step in enumerate(graph.steps):
@@ -103,8 +103,15 @@ class Facts:
         depth: list[int] = []
         for v, step in enumerate(self.graph.steps):
             inherited = max((depth[i] for i in self.graph.inputs[v]), default=0)
-            depth.append(0 if isinstance(step, g.Opaque) else inherited + isinstance(step, g.Contract))
+            depth.append(inherited + isinstance(step, g.Contract))
         return depth
+
+    def _heavy(self) -> list[bool]:
+        heavy: list[bool] = []
+        for v, step in enumerate(self.graph.steps):
+            behind = any(heavy[i] for i in self.graph.inputs[v])
+            heavy.append((behind or isinstance(step, g.Contract)) and not isinstance(step, g.Opaque))
+        return heavy
 
     def readers(self, v: int) -> list[int]:
         """The steps that read a value, itself or a view of it."""

@@ -266,12 +266,19 @@ class _Partitioner(Facts):
         current = named = c
         while (following := self.next_end(current, c)) is not None:
             current = following
-            named = current if current in self.names else named
+            named = current if current in self.names and not self.widens(current) else named
         current = named
         while (following := self.trailing_view(current)) is not None:
             current = following
             named = current if current in self.names else named
         return named
+
+    def widens(self, v: int) -> bool:
+        """True for a cast to a larger type, which its readers make as well."""
+        return (
+            isinstance(self.step(v), g.Cast)
+            and self.graph.dtype(v).size > self.graph.dtype(self.graph.inputs[v][0]).size
+        )
 
     def trailing_view(self, v: int) -> int | None:
         """The only reader of `v`, when it is a view that can be part of the store."""

@@ -66,6 +66,7 @@ class Global:
     written: Array | None = None
     constant: bool = False  #: of the model: nothing that was launched before writes it
     rounds: bool = False  #: a weight, of which the model says that its products round what they multiply
+    packed: str = ""  #: the type of numbers of which several share a byte, or nothing
     writing: Any = None
     writer: Array | None = None
     stamp: Array | None = None

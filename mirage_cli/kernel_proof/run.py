@@ -211,6 +211,7 @@ class Run:
     watched: bool = True  #: whether races for shared memory are looked for
     early: frozenset[int] = frozenset()  #: numbers of other inputs that no kernel writes
     rounds: frozenset[int] = frozenset()  #: numbers of weights whose products round
+    packed: Mapping[int, str] = field(default_factory=dict)  #: types of inputs whose numbers share bytes
     at_once: bool = False  #: whether copies are there as soon as they begin, and not when they are waited for
     turns: int = 1  #: of blocks that are resident, which take so many tasks of a stage one after the other
     fresh: set[int] = field(default_factory=set)  #: numbers that were given to launches and not used
@@ -221,7 +222,15 @@ class Run:
         """The outputs (so many elements each) for inputs [fields, elements]. Raises Fault."""
         given = [
             Pointer(
-                Global(f"input {k}", a, constant=k in self.constants | self.early, rounds=k in self.rounds), 0, "char"
+                Global(
+                    f"input {k}",
+                    a,
+                    constant=k in self.constants | self.early,
+                    rounds=k in self.rounds,
+                    packed=self.packed.get(k, ""),
+                ),
+                0,
+                "char",
             )
             for k, a in enumerate(inputs)
         ]

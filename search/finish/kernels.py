@@ -96,6 +96,17 @@ def siblings(program: Program) -> list[Part]:
     return parts if apart else []
 
 
+def unpacked(program: Program) -> list[Part]:
+    """A part for each operand of a product that is computed of weights alone, and one for the rest."""
+    known = {i.name for i in program.inputs if program.sources[i.source].constant}
+    for n in program.nodes:
+        if n.op in OPS and n.inputs and all(i in known or not program.axes_of(i) for i in n.inputs):
+            known.add(n.name)
+    products = [n for n in program.nodes if n.op == "contract"]
+    computed = [n.name for n in program.nodes if n.name in known and any(n.name in p.inputs for p in products)]
+    return Cuts(program).parts([(v,) for v in computed])
+
+
 def grouped(program: Program, stored: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """The values to store (in program order) in as few kernels as is natural: values that do not depend on one another
     (but for maxima, which are made with their exponentials) and read something in common are made together."""

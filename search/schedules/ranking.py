@@ -25,7 +25,11 @@ from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import BlockModel
 from mirage_cli.search.schedules.warpgroup import WarpgroupModel
 
-UNPACKING = (BLOCK, "rows", "strip")  #: engines that read numbers which share bytes; others copy tiles in whole elements
+UNPACKING = (
+    BLOCK,
+    "rows",
+    "strip",
+)  #: engines that read numbers which share bytes; others copy tiles in whole elements
 MODELS: dict[str, ModelMaker] = {
     BLOCK: BlockModel,
     "rows": RowsModel,
@@ -117,7 +121,7 @@ def beside(kernel: CustomKernel, s: Schedule, target: Target, sizes: Mapping[str
 
 def together_us(parts: Sequence[Beside], target: Target) -> float:
     """Microseconds of one launch: as long as its longest kernel takes, or as all bytes do beside what the quickest takes
-    without its own, and further waves of blocks."""
+    without its own, and further waves of blocks, none of which takes longer than its share of that."""
     longest = max(p.prediction.us for p in parts)
     if len(parts) == 1:
         return longest
@@ -126,7 +130,7 @@ def together_us(parts: Sequence[Beside], target: Target) -> float:
     waves = math.ceil(sum(p.blocks for p in parts) / max(1, room))
     least = min(p.prediction.us - p.prediction.floor_us for p in parts)
     streamed = least + sum(p.prediction.floor_us for p in parts)
-    return max(longest, streamed) + target.fitted(Strip).wave_us * (waves - 1)
+    return max(longest, streamed) + min(target.fitted(Strip).wave_us, streamed / waves) * (waves - 1)
 
 
 def staged_us(stages: Sequence[Sequence[Beside]], target: Target) -> float:

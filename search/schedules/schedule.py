@@ -106,7 +106,12 @@ def staged(schedules: Sequence[Schedule], runs: Sequence[range], stages: bool = 
 
 
 def block_count(graph: BlockGraph, s: Schedule, extents: Mapping[str, int]) -> int:
-    """Blocks of the grid, where the axes have these extents."""
+    """Blocks of the grid, where the axes have these extents; of rows that share chunks across them about as many."""
+    if s.engine == "rows":
+        n, threads = dict(s.numbers), 32 * s.warps
+        reduced = any(o.op in ("sum", "top") for o in graph.ops)
+        each = threads // n["lanes"] * n["turns"] if reduced else threads * n["slots"] * n["width"]
+        return -(-math.prod(extents[a] for a, _ in s.tiles) // each) * n["cluster"]
     shared = graph.loop if s.parts else None
     return math.prod(s.parts if a == shared else -(-extents[a] // tile) for a, tile in s.tiles)
 

@@ -67,6 +67,34 @@ def test_sizes_that_are_searched_are_the_ends() -> None:
     assert pairs == {(2, 100), (1, 2), (3, 5000), (2, 2), (2, 5000), (1, 100), (3, 100)}
 
 
+def test_sizes_that_are_far_from_the_floor_are_searched_too() -> None:
+    """Candidates are slow where they were not searched for: sizes far from all others are searched until none is left."""
+    at, names = list[Mapping[str, int]](), ("batch", "past")
+
+    class Fake:
+        def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
+            self.sizes = sizes
+
+        def at(self, sizes: Mapping[str, int]) -> Fake:
+            at.append(sizes)
+            return Fake(sizes)
+
+        def search(self, *_: Any) -> Any:
+            return mock.Mock(candidates=[mock.Mock(graph="", schedules=tuple((self.sizes or {}).items()))])
+
+    def time(c: Any, target: Any, sizes: Mapping[str, int]) -> float:
+        return 1.0 if c.schedules and ranges._near(dict(c.schedules), sizes) else 100.0
+
+    fragment = mock.Mock(symbols=names)
+    with mock.patch.object(ranges, "time", time), mock.patch.object(ranges, "floor_us", lambda *_: 1.0):
+        own: Any = mock.Mock(graph="", schedules=())
+        found, times = ranges.pool(fragment, newest(("sm_90a",)), Fake(), {}, own, lambda c: True)  # type: ignore[arg-type]
+    ends = ranges.searched_points(names, {})
+    assert at[: len(ends)] == ends and len(at) == len(ends) + ranges.FURTHER
+    assert not any(ranges._near(x, y) for x in at[len(ends) :] for y in at if x is not y)
+    assert len(found) == len(times) == 1 + len(at)
+
+
 def test_what_is_not_said_is_taken_to_be_something() -> None:
     assert ranges.typical(["batch_size", "n", "(n+1)"], {}) == {"batch_size": 1, "n": 1024, "(n+1)": 1025}
     assert ranges.typical(["B", "bsz", "bins"], {}) == {"B": 1, "bsz": 1, "bins": 1024}
@@ -119,6 +147,12 @@ def test_a_range_that_is_narrow_needs_one(fragment: Program, planned: plans.Frag
     assert len(leaves({})) == len(found)
 
 
+def _timed(candidates: list[Candidate]) -> tuple[list[Candidate], list[list[float]]]:
+    """Candidates with their times, as `ranges.pool` gives them."""
+    target = newest(CUDA.targets["cuda"])
+    return candidates, ranges.times(candidates, target, ranges.points(("n",), {}))
+
+
 def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.FragmentPlan) -> None:
     own = planned.plans["cuda"]
     target = newest(CUDA.targets["cuda"])
@@ -131,7 +165,7 @@ def test_what_is_not_proved_is_not_taken(fragment: Program, planned: plans.Fragm
     with (
         mock.patch.object(plans, "planned", none),
         mock.patch.object(plans, "_choose", lambda *_: (single, "")),
-        mock.patch.object(ranges, "pool", lambda *_: _candidates(own)),
+        mock.patch.object(ranges, "pool", lambda *_: _timed(_candidates(own))),
     ):
         found = plan_fragment("abc", "attention", fragment, 6, CUDA)
     assert (found.plans["cuda"].others, found.plans["cuda"].text) == ((), text)
@@ -159,7 +193,7 @@ def test_a_muGraph_found_at_other_sizes_is_predicted_at_typical_ones(
     own = planned.plans["cuda"]
     other = replace(_candidates(own)[1], predicted_us=1e6, floor_us=1e5)  # at the sizes at which it was found
     with (
-        mock.patch.object(ranges, "pool", lambda *_: [_candidates(own)[0], other]),
+        mock.patch.object(ranges, "pool", lambda *_: _timed([_candidates(own)[0], other])),
         mock.patch.object(ranges, "leaves", lambda *_: [Leaf((), (0,), 1)]),
     ):
         found = plan_fragment("abc", "attention", fragment, 6, CUDA).plans["cuda"]

@@ -34,6 +34,8 @@ registry.ARRAYS["Numbers"] = lambda args: (args[1],)
 @instruction("load_numbers")
 def _load_numbers(s: Any, static: Sequence[Any], tensor: Pointer, at: Any) -> Cells:
     """Neighbours of numbers that share bytes: stored tensors have an element for each."""
+    if tensor.memory.packed not in ("", static[0].name):
+        raise Fault(f"numbers of type {tensor.memory.packed} are read as {static[0].name}")
     return cells_of(vector(s, replace(tensor, at=tensor.at + at, type=static[0].name), static[1]))
 
 
