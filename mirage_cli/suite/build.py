@@ -1,7 +1,7 @@
 """Rows of the suite on their way to a GPU: each case's model goes through `optimize` like any other.
 
-A row's folder holds the model, and `out` as `optimize` writes it. A folder that the same sources made of the same case is
-not made again.
+A row's folder holds the model, `out` as `optimize` writes it, and the constants that operators read. A folder that the same
+sources made of the same case is not made again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
 
 from mirage_cli import __version__
 from mirage_cli.backends.spec import OperatorSpec, operator_spec
@@ -34,7 +36,7 @@ from mirage_cli.report.stages import Progress
 from mirage_cli.suite import suites
 from mirage_cli.suite.cases import DTYPES, Case
 
-_KEY, _OUT, _INPUT = "row.json", "out", "case.onnx"
+_KEY, _OUT, _INPUT, _STORED = "row.json", "out", "case.onnx", "stored.onnx"
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -60,11 +62,12 @@ class Operator:
 @dataclass(frozen=True, slots=True)
 class Built:
     """The content of a row's output folder: the library, its operators in the order in which they run, the report's
-    words."""
+    words; and by name the constants that operators read."""
 
     library: Path
     operators: tuple[Operator, ...]
     fragments: tuple[Mapping[str, Any], ...]
+    stored: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def predicted_us(self) -> float:
@@ -125,19 +128,40 @@ def build_row(suite: str, name: str, dtype: str, folder: Path, options: Options)
 
 
 def make(case: Case, dtype: str, folder: Path, options: Options) -> None:
-    """Optimize a case's model into a new folder. Its weights, random and large, are not kept, and its CPU kernels,
-    which nobody times, are not judged."""
+    """Optimize a case's model into a new folder. Its weights, random and large, are not kept (constants that operators
+    read are), and its CPU kernels, which nobody times, are not judged."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     path = folder / _INPUT
     model = case.model(DTYPES[dtype], options.seed)
     onnx.save(model, path, save_as_external_data=True, location=f"{_INPUT}.data", size_threshold=1024)
+    names = _constants(case, model)
     del model
     try:
         optimize(str(path), folder / _OUT, options, check=False)
+        _keep(names, folder)
     finally:
         for data in folder.rglob("*.data"):
             data.unlink()
+
+
+def _constants(case: Case, model: onnx.ModelProto) -> set[str]:
+    """The tensors of a case's model that no tensor of the case takes part in."""
+    names = {t.name for t in model.graph.initializer} - {t.name for t in case.tensors}
+    for node in model.graph.node:
+        if names.issuperset(node.input):
+            names.update(node.output)
+    return names
+
+
+def _keep(names: Collection[str], folder: Path) -> None:
+    """Write which of these the optimized model stores for its operators into a file of their own."""
+    out = folder / _OUT
+    graph = onnx.load(out / MODEL, load_external_data=False).graph
+    read = {i for n in graph.node for i in n.input}
+    kept = [t for t in graph.initializer if t.name in read and t.name in names]
+    tensors = [numpy_helper.from_array(numpy_helper.to_array(t, str(out)), t.name) for t in kept]
+    onnx.save(helper.make_model(helper.make_graph([], "stored", [], [], tensors)), folder / _STORED)
 
 
 def reasons_left(folder: Path) -> str:
@@ -183,4 +207,5 @@ def read(row: Row) -> Built:
         spec = operator_spec(identifier, data["operator"], ("cuda",))
         operators.append(Operator(spec, tuple(node.input), tuple(node.output)))
     used = [fragments[o.spec.id] for o in operators]
-    return Built(out / LIBRARY, tuple(operators), tuple(used))
+    stored = {t.name: numpy_helper.to_array(t) for t in onnx.load(row.folder / _STORED).graph.initializer}
+    return Built(out / LIBRARY, tuple(operators), tuple(used), stored)

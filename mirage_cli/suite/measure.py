@@ -20,7 +20,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.measurement import peers
 from mirage_cli.measurement.gpu import GpuTimer, Prepared, Timed, honest, sets_for
-from mirage_cli.measurement.gpu_backends import TorchBackend
+from mirage_cli.measurement.gpu_backends import GpuBackend, TorchBackend
 from mirage_cli.measurement.gpu_entry import Entry, Judged, Sets
 from mirage_cli.measurement.timing import Distribution, Effort
 from mirage_cli.runtime.sessions import element_name, numpy_type, version
@@ -122,6 +122,18 @@ def _row(asked: MeasureOptions, suite: str, row: Row) -> dict[str, Any]:
         backend.torch.cuda.empty_cache()
 
 
+def stored_sets(built: Built, backend: GpuBackend, number: int) -> dict[str, Sets]:
+    """The constants that operators read, by name, the same in each of a number of sets."""
+    found: dict[str, Sets] = {}
+    for operator in built.operators:
+        for name, spec in zip(operator.inputs, operator.spec.inputs, strict=True):
+            if name in built.stored and name not in found:
+                found[name] = Sets(backend, spec.dtype, built.stored[name].shape, number)
+                for k in range(number):
+                    found[name].put(k, built.stored[name])
+    return found
+
+
 class Measurement:
     """The tensors of a case, and what is to be compared."""
 
@@ -168,7 +180,8 @@ class Measurement:
     # --- ours -------------------------------------------------------------------------------------------------------
     def ours(self, built: Built) -> Judged:
         """The kernels of a row in their order, on the sets."""
-        tensors = dict(self.inputs)
+        given = self.inputs | stored_sets(built, self.backend, self.sets)
+        tensors = dict(given)
         entries = []
         for operator in built.operators:
             for name, spec in zip(operator.outputs, operator.spec.outputs, strict=True):
@@ -197,7 +210,7 @@ class Measurement:
             return [(o.reshape(-1), r.reshape(-1)) for o, r in self.wanted(number)]
 
         every = np.arange(math.prod(self.case.output)) if self.positions is None else self.positions
-        return Judged(call, list(self.inputs.values()), outputs, wanted, compared, [every])
+        return Judged(call, list(given.values()), outputs, wanted, compared, [every])
 
     # --- peers ------------------------------------------------------------------------------------------------------
     def peers(self) -> tuple[dict[str, Prepared], dict[str, str]]:
