@@ -6,6 +6,7 @@ The public Python interface is imported when it is first used, so that `mirage -
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from mirage_cli.python.types import bfloat16, bool_, float16, float32
 
 __version__ = "0.1.0"
+os.environ.setdefault(
+    "ORT_DISABLE_TELEMETRY", "1"
+)  # onnxruntime is to tell nobody of models, nor to leave files behind
 __all__ = [
     "Busy",
     "CheckFailed",

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Node, Program
-from mirage_cli.lax.normal.identify import prune
+from mirage_cli.lax.normal.identify import free_name, prune
 from mirage_cli.lax.normal.normalise import normalise
 from mirage_cli.lax.ops import QUOTIENTS
 from mirage_cli.search.closure.closure import closure_of
@@ -69,10 +69,11 @@ def reassociated(program: Program, graph: BlockGraph) -> Program:
     """The program whose operators are those of a block graph without loop, grid and stabilisers, on the same axes, sources
     and outputs."""
     names = {operator.name: operator.source_value or "" for operator in graph.ops if operator.op == "load"}
+    taken = {i.name for i in program.inputs}
     nodes: list[Node] = []
 
     def add(node: Node) -> str:
-        nodes.append(replace(node, name=f"v{len(nodes)}"))
+        nodes.append(replace(node, name=free_name(f"v{len(nodes)}", taken)))
         return nodes[-1].name
 
     for operator in graph.ops:

@@ -226,6 +226,8 @@ class Program:
             self._check_access(i.name, i.access, self.sources[i.source].dims, known)
             seen.add(i.name)
         for n in self.nodes:
+            if n.name in seen:
+                raise InvalidGraph(f"two values of the program have the name {n.name}")
             self._check_node(n, seen, known)
             seen.add(n.name)
         for o in self.outputs:

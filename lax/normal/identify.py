@@ -141,6 +141,11 @@ def fuse_axes(p: Program) -> Program:
     return p
 
 
+def free_name(name: str, taken: Collection[str]) -> str:
+    """The name, or one like it that is not taken."""
+    return free_name(f"{name}_", taken) if name in taken else name
+
+
 def fuse_summed(p: Program) -> Program:
     """The same of axes that no output has, under names that tell of both."""
     while (pair := _find_pair(p, {s.axis for o in p.outputs for s in o.access})) is not None:

@@ -19,7 +19,7 @@ from fractions import Fraction
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import REDUCTIONS, Axis, Node, Program
-from mirage_cli.lax.normal.identify import dedupe
+from mirage_cli.lax.normal.identify import dedupe, free_name
 from mirage_cli.lax.ops import OPS
 
 Number = Fraction | float
@@ -68,6 +68,7 @@ class _Normaliser:
         self.extents = {a.name: a.extent for a in p.axes}
         self.shown = [e for s in p.sources for e in s.dims if not isinstance(e, int)]
         self.nodes: list[Node] = []
+        self.taken = {i.name for i in p.inputs}
         self.axes = {i.name: p.axes_of(i.name) for i in p.inputs}
         self.lone: dict[str, Extent] = {}  #: axes of their own for extents, so that no pass on axes meets them
         self.known: dict[object, str] = {}
@@ -83,7 +84,7 @@ class _Normaliser:
             n = replace(n, over=like.over, axis=like.axis, dtype=like.dtype)
         key = (n.op, n.inputs, n.over, str(n.value), n.axis, n.dtype)
         if key not in self.known:
-            name = self.known[key] = f"m{len(self.nodes)}"
+            name = self.known[key] = free_name(f"m{len(self.nodes)}", self.taken)
             self.node_of[name] = replace(n, name=name)
             self.nodes.append(self.node_of[name])
             self.axes[name] = self._axes(n)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program, Slot, Source
-from mirage_cli.lax.normal.identify import prune
+from mirage_cli.lax.normal.identify import free_name, prune
 from mirage_cli.search.finish.fuse import thread_graphs
 from mirage_cli.search.mugraph.mugraph import (
     BODY,
@@ -260,9 +260,7 @@ def describe(ops: Sequence[BlockOp], base: Program) -> tuple[dict[str, str], tup
     by_name = {o.name: o for o in ops}
 
     def add(node: Node) -> str:
-        name = f"v{len(nodes)}"
-        while name in taken:
-            name += "_"
+        name = free_name(f"v{len(nodes)}", taken)
         nodes.append(replace(node, name=name))
         return name
 

@@ -163,7 +163,7 @@ def test_a_second_run_measures_nothing(
     assert all(c["cached"] for c in work.tuning["candidates"])
     more = replace(stage, options=replace(stage.options, tune_candidates=8))
     choose([work], more, silent)
-    assert gpu.built == built + 2
+    assert built < gpu.built <= built + 2  # what is measured may tell that some are not worth it
 
 
 def test_without_a_gpu_the_cache_decides(
@@ -274,7 +274,7 @@ def test_a_gpu_that_is_lost_leaves_times_for_the_next_run(work: Work, stage: Sta
 
 
 def test_a_candidate_that_was_lost_is_tried_again(work: Work, stage: Stage, gpu: Gpu) -> None:
-    gpu.lost_at, gpu.alone = 4, True
+    gpu.lost_at, gpu.alone = 5, True
     choose([work], stage, silent)
     assert (work.tuning["tried"], work.tuning.get("problem", "")) == (6, "")
     assert stage.cache is not None

@@ -19,7 +19,7 @@ from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program, evaluate_program
 from mirage_cli.lax.normal.canonical import canonical
 from mirage_cli.optimization.task import tensor_names
-from mirage_cli.search.finish.kernels import assemble, split
+from mirage_cli.search.finish import kernels
 from mirage_cli.search.mugraph.evaluate import Tiles, evaluate_kernels
 from mirage_cli.search.mugraph.mugraph import BlockGraph, KernelGraph
 from tests.lax.programs import recorded
@@ -73,7 +73,7 @@ def _weight(g: Graph, inner: int) -> int:
 
 def one_kernel(p: Program, block: BlockGraph) -> KernelGraph:
     """The kernel graph of a single block graph."""
-    return assemble(p, split(p, ()), [block])
+    return kernels.one_kernel(p, block).validate()
 
 
 def tilings(p: Program, block: BlockGraph, symbols: dict[str, int]) -> list[Tiles]:
