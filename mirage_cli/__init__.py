@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from mirage_cli.python.types import bfloat16, bool_, float16, float32
 
 __version__ = "0.1.0"
-os.environ.setdefault(
-    "ORT_DISABLE_TELEMETRY", "1"
-)  # onnxruntime is to tell nobody of models, nor to leave files behind
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime tells nobody of models, and leaves no files
 __all__ = [
     "Busy",
     "CheckFailed",

@@ -27,9 +27,7 @@ from mirage_cli.lax.ir.numbers import number_from_json, number_to_json
 from mirage_cli.lax.ops import lookup
 
 REDUCTIONS = ("sum", "max", "min", "prod", "top")
-MAX_TENSORS = (
-    64  #: inputs, and outputs, of an operator that computes a program (templates/include/mirage/ort_shapes.hpp)
-)
+MAX_TENSORS = 64  #: inputs, and outputs, of a program's operator (templates/include/mirage/ort_shapes.hpp)
 STRUCTURAL = {"const": 0, "iota": 0, "extent": 0, "stable_exp": 1, "exp_minus": 2, "contract": 2}  #: arities
 
 

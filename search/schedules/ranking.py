@@ -25,11 +25,8 @@ from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import BlockModel
 from mirage_cli.search.schedules.warpgroup import WarpgroupModel
 
-UNPACKING = (
-    BLOCK,
-    "rows",
-    "strip",
-)  #: engines that read numbers which share bytes; others copy tiles in whole elements
+#: engines that read numbers which share bytes; others copy tiles in whole elements
+UNPACKING = (BLOCK, "rows", "strip")
 MODELS: dict[str, ModelMaker] = {
     BLOCK: BlockModel,
     "rows": RowsModel,
