@@ -22,6 +22,7 @@ class DType:
         default=0, repr=False
     )  #: bits of a float's exponent, 0 otherwise; ids are digests of the repr
     per_byte: int = field(default=1, repr=False)  #: elements that share a byte, the first in its low bits
+    top: float = field(default=0.0, repr=False)  #: the largest number of a float that has no infinities, 0 otherwise
 
     def __str__(self) -> str:
         return self.name
@@ -49,8 +50,10 @@ class DType:
     @property
     def largest(self) -> float:
         """The largest finite number of a float type; infinity for others."""
-        top = 2.0 ** (2 ** (self.exponent - 1) - 1) if self.is_float else math.inf
-        return top * (2.0 - self.epsilon)
+        if not self.is_float or self.top:
+            return self.top or math.inf
+        power: float = 2.0 ** (2 ** (self.exponent - 1) - 1)
+        return power * (2.0 - self.epsilon)
 
     @property
     def normal(self) -> float:
@@ -62,7 +65,7 @@ F64 = DType("f64", 8, "float", 52, 11)
 F32 = DType("f32", 4, "float", 23, 8)
 F16 = DType("f16", 2, "float", 10, 5)
 BF16 = DType("bf16", 2, "float", 7, 8)
-E4M3 = DType("e4m3", 1, "float", 3, 4)
+E4M3 = DType("e4m3", 1, "float", 3, 4, top=448.0)
 E5M2 = DType("e5m2", 1, "float", 2, 5)
 I64 = DType("i64", 8, "int")
 I32 = DType("i32", 4, "int")
@@ -76,10 +79,12 @@ I4 = DType("i4", 1, "int", per_byte=2)
 U4 = DType("u4", 1, "int", per_byte=2)
 I2 = DType("i2", 1, "int", per_byte=4)
 U2 = DType("u2", 1, "int", per_byte=4)
+E2M1 = DType("e2m1", 1, "float", 1, 2, per_byte=2, top=6.0)
 BOOL = DType("bool", 1, "bool")
 
-ALL = (F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, I4, U4, I2, U2, BOOL, E4M3, E5M2)
+ALL = (F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8, I4, U4, I2, U2, BOOL, E4M3, E5M2, E2M1)
 PACKED = {(d.bits, d.name.startswith("u")): d for d in (I4, U4, I2, U2)}  #: by bits and whether they have no sign
+SHARING = tuple(d for d in ALL if d.per_byte > 1)  #: types of which several elements share a byte
 BY_NAME = {d.name: d for d in ALL}
 
 _NUMPY = {
@@ -98,11 +103,12 @@ _NUMPY = {
 }
 _FOREIGN = {
     "bfloat16": BF16, "int4": I4, "uint4": U4, "int2": I2, "uint2": U2, "float8_e4m3fn": E4M3, "float8_e5m2": E5M2,
+    "float4_e2m1fn": E2M1,
 }  # fmt: skip
 
 
 def unpacked(packed: NDArray[np.uint8], dtype: DType) -> NDArray[np.int8]:
-    """The numbers of a packed type from bytes, along the last axis."""
+    """The numbers of a packed type of whole numbers from bytes, along the last axis."""
     shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
     numbers = ((packed[..., None] >> shifts) & ((1 << dtype.bits) - 1)).astype(np.int8)
     if not dtype.name.startswith("u"):
@@ -113,7 +119,8 @@ def unpacked(packed: NDArray[np.uint8], dtype: DType) -> NDArray[np.int8]:
 def packed(numbers: NDArray[Any], dtype: DType) -> NDArray[np.uint8]:
     """The numbers of a tensor in row-major order, as bytes; the last one is filled up with zeros."""
     flat = np.zeros(-(-numbers.size // dtype.per_byte) * dtype.per_byte, np.uint8)
-    flat[: numbers.size] = numbers.astype(np.int8).ravel().view(np.uint8) & ((1 << dtype.bits) - 1)
+    bits = numbers if dtype.is_float else numbers.astype(np.int8)  # of floats, which take a byte each there, their own
+    flat[: numbers.size] = bits.ravel().view(np.uint8) & ((1 << dtype.bits) - 1)
     shifts = np.arange(0, 8, dtype.bits, dtype=np.uint8)
     filled: NDArray[np.uint8] = np.bitwise_or.reduce(flat.reshape(-1, dtype.per_byte) << shifts, axis=1)
     return filled

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array
+from mirage_cli.lax.dtypes import SHARING
 
 SIZES = {
     "float": 4,
@@ -37,7 +38,7 @@ SIZES = {
     "u8": 1,
     "i8": 1,
 }  #: bytes of element types
-PARTS = {"u4": 0.5, "i4": 0.5, "u2": 0.25, "i2": 0.25}  #: of a byte, for types of which several elements share one
+PARTS = {str(d): d.size for d in SHARING}  #: bytes of elements that share one with others
 UNWRITTEN = 0  #: what a cell holds where nobody has written
 
 

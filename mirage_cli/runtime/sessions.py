@@ -50,8 +50,9 @@ _ELEMENT_NAMES = {
     "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
     "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8",
     "i4": "int4", "u4": "uint4", "i2": "int2", "u2": "uint2", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+    "e2m1": "float4_e2m1fn",
 }  # fmt: skip
-_SMALL = ("int4", "uint4", "int2", "uint2", "float8_e4m3fn", "float8_e5m2")
+_SMALL = ("int4", "uint4", "int2", "uint2", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 _FOREIGN = ("bfloat16", *_SMALL)  #: names that numpy knows from ml_dtypes
 #: of products with quantized weights, by `accuracy_level`: float16, bfloat16 and integers of 8 bits
 _ACTIVATION_UNITS = {2: 2.0**-10, 3: 2.0**-7, 4: 2.0**-7}
@@ -106,7 +107,7 @@ def session(
     address `stream` where one is given. `data` is the folder of the external data of a model given as bytes.
 
     On the CPU a model in bfloat16, for which onnxruntime has no kernels there, computes in float32 and rounds every result
-    (`in_float32`).
+    (`in_float32`), and weights in float4e2m1 are float8e4m3fn (`in_float8`).
 
     Threads of a session wait actively for work while it runs and stop when its call ends, so that several sessions of
     one process can be timed in turn without one's idle threads taking the cores from the other.
@@ -155,9 +156,8 @@ def _session(
         settings |= {"user_compute_stream": stream} if stream else {}
         wanted.insert(0, (_PROVIDERS["cuda"], {name: str(value) for name, value in settings.items()}))
     source = model if isinstance(model, bytes) else opened.enter_context(_utf8_path(Path(model)))
-    session_of_model = _loaded(
-        source, options, wanted, _in_float32(source, library is not None) if provider == "cpu" else None
-    )
+    spare = _of_types_that_compute(source, library is not None, data) if provider == "cpu" else None
+    session_of_model = _loaded(source, options, wanted, spare)
     if _PROVIDERS[provider] not in session_of_model.get_providers():
         built = f"for CUDA {_cuda_version() or 'of an unknown version'}; {devices.driver()}"
         raise ToolMissing(
@@ -237,18 +237,26 @@ def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Call
     return _loaded(other, options, providers, None)
 
 
-def _in_float32(source: str | bytes, library: bool) -> Callable[[], bytes | None]:
-    """A function that makes a model in bfloat16 one that computes in float32; it gives None for other models."""
+def _of_types_that_compute(source: str | bytes, library: bool, data: Path | None) -> Callable[[], bytes | None]:
+    """A function that makes a model with tensors in bfloat16 or float4e2m1 one of types that onnxruntime computes in; it gives
+    None for other models."""
 
     def make() -> bytes | None:
         import onnx  # noqa: PLC0415
 
         from mirage_cli.runtime.bfloat16 import holds_bfloat16, in_float32  # noqa: PLC0415
+        from mirage_cli.runtime.float4 import holds_float4, in_float8  # noqa: PLC0415
 
         model = (
             onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source, load_external_data=False)
         )
-        return in_float32(model, library).SerializeToString() if holds_bfloat16(model) else None
+        if not holds_bfloat16(model) and not holds_float4(model):
+            return None
+        if holds_float4(model):
+            folder = (data or Path()) if isinstance(source, bytes) else Path(source).parent
+            model = in_float8(model, library, folder)
+        made: bytes = (in_float32(model, library) if holds_bfloat16(model) else model).SerializeToString()
+        return made
 
     return make
 

@@ -11,7 +11,7 @@ import pytest
 
 from mirage_cli.kernel_proof.compare import compare
 from mirage_cli.kernel_proof.prove import prove_kernels
-from mirage_cli.lax.dtypes import BF16, F16, I2, I4, I8, U2, U4, U8, DType
+from mirage_cli.lax.dtypes import BF16, E2M1, F16, I4, I8, U2, U4, U8, DType
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.finish.kernels import unpacked
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[DType, DType, bool]] = {
     "u4 with zero points": (F16, U4, True),
     "i4": (BF16, I4, False),
     "u2 with zero points": (F16, U2, True),
-    "i2": (F16, I2, False),
+    "e2m1": (F16, E2M1, False),
     "u8": (F16, U8, True),
     "i8": (BF16, I8, False),
 }
@@ -40,6 +40,8 @@ def product(numbers: DType, zeros: bool, rows: int, g: Graph, t: DType) -> Seque
     blocks = DEPTH // BLOCK
 
     def stored(name: str, each: int) -> int:
+        if numbers.is_float:
+            return g.input(name, (COLUMNS, each), numbers, constant=True)
         whole = g.input(name, (COLUMNS, each // numbers.per_byte), I8 if numbers == I8 else U8, constant=True)
         return g.unpack(whole, numbers) if numbers.per_byte > 1 else whole
 

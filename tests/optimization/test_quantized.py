@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "zero_points": ("residual_norm_qkv_fp32", {"is_symmetric": False}),
     "lora": ("lora_fp32", {"is_symmetric": False}),
     "8_bits": ("rmsnorm_linear_fp32", {"bits": 8, "is_symmetric": True}),
-    "half": ("rmsnorm_gain_linear_fp16", {"is_symmetric": True}),
+    "half": ("rmsnorm_gain_linear_fp16", {"is_symmetric": True, "groups": True}),
     "int4": ("rmsnorm_linear_fp32", {"is_symmetric": True, "quant_format": QuantFormat.QDQ}),
     "uint4": ("norm_gated_mlp_fp32", {"is_symmetric": False, "quant_format": QuantFormat.QDQ}),
 }
@@ -41,11 +41,12 @@ ROUNDED = (
     "int4",
     "uint4",
 )  #: whose activations onnxruntime rounds: at level 4, and where it joins two nodes
-WEIGHTS = {"float8": (ml_dtypes.float8_e4m3fn, 1), "int2": (ml_dtypes.int2, 0)}
+WEIGHTS = {"float8": (ml_dtypes.float8_e4m3fn, 1), "float4": (ml_dtypes.float4_e2m1fn, 1), "int2": (ml_dtypes.int2, 0)}
 
 
 def quantized(name: str, path: Path, **how: Any) -> Path:
-    """A sample with its matrices as weights, packed in blocks of 16."""
+    """A sample with its matrices as weights, packed in blocks of 16, or in groups of 16 positions that lie anywhere."""
+    groups = how.pop("groups", False)
     model = onnx.load(sample(name))
     random = np.random.default_rng(3)
     matrices = [v for v in model.graph.input if v.name[0] in "wab"]
@@ -57,7 +58,14 @@ def quantized(name: str, path: Path, **how: Any) -> Path:
     model.opset_import[0].version = 21
     quantizer = MatMulNBitsQuantizer(model, block_size=16, **how)
     quantizer.process()
-    onnx.save(quantizer.model.model, path)
+    if groups:
+        (product,) = (n for n in model.graph.node if n.op_type == "MatMulNBits")
+        deep = next(a.i for a in product.attribute if a.name == "K")
+        model.graph.initializer.append(
+            numpy_helper.from_array(random.permutation(deep).astype(np.int32) // 16, "groups")
+        )
+        product.input.extend(["", "groups"])
+    onnx.save(model, path)
     return path
 
 

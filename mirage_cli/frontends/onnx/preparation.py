@@ -30,6 +30,7 @@ from mirage_cli.frontends.onnx.external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 from mirage_cli.frontends.onnx.parts.cached_attention import take_apart
 from mirage_cli.frontends.onnx.parts.cut_points import store_what_is_cut_at
+from mirage_cli.frontends.onnx.parts.groups import sort_groups
 from mirage_cli.frontends.onnx.traversal import all_graphs
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.options.dims import check_inputs, check_known, check_rank
@@ -329,6 +330,7 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
             _lift_and_infer(model, path)
         if opset >= OLDEST_OPSET:
             store_what_is_cut_at(model, opset)
+            sort_groups(model)
             take_apart(model, opset)
         _name_nodes(model)
         passes.NameFixPass()(model)

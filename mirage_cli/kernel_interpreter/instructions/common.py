@@ -13,7 +13,7 @@ from mirage_cli.kernel_interpreter.instructions.barriers import meet, rejoin
 from mirage_cli.kernel_interpreter.memory import PARTS, SIZES, Cells, Fault, Pointer, Unknown, size_of
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction
-from mirage_cli.lax.dtypes import PACKED
+from mirage_cli.lax.dtypes import SHARING
 
 CHUNK = 16  #: bytes that are moved at a time, at most
 SLACK = np.float32(np.log(2.0**8))  #: by how much a running maximum may be too low
@@ -132,7 +132,7 @@ def _packed_number(s: Any, static: Sequence[Any], of: Pointer, at: Any) -> Numbe
     return Number(s.load(of, at))
 
 
-for _dtype in PACKED.values():
+for _dtype in SHARING:
     instruction(f"number_{_dtype}")(_packed_number)
 
 

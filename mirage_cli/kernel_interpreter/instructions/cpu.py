@@ -15,7 +15,7 @@ from mirage_cli.kernel_interpreter.memory import SIZES, Beside, Fault, Memory, P
 from mirage_cli.kernel_interpreter.numbers import Array, Number
 from mirage_cli.kernel_interpreter.registry import instruction, type_of
 from mirage_cli.kernel_interpreter.strand import Strand
-from mirage_cli.lax.dtypes import PACKED
+from mirage_cli.lax.dtypes import SHARING
 from mirage_cli.lax.ops import OPS
 
 WHOLE = {
@@ -146,7 +146,7 @@ def _load_packed(s: Any, static: Sequence[Any], to: Pointer, source: Pointer, at
     _copy_row(s, static, to, replace(source, at=source.at + at), n)
 
 
-for _dtype in PACKED.values():
+for _dtype in SHARING:
     instruction(f"load_{_dtype}")(_load_packed)
 
 

@@ -48,6 +48,18 @@ MIRAGE_DEVICE float number_u4(const uint8_t* from, int64_t at) { return packed_n
 MIRAGE_DEVICE float number_i4(const uint8_t* from, int64_t at) { return packed_number<4, true>(from, at); }
 MIRAGE_DEVICE float number_u2(const uint8_t* from, int64_t at) { return packed_number<2, false>(from, at); }
 MIRAGE_DEVICE float number_i2(const uint8_t* from, int64_t at) { return packed_number<2, true>(from, at); }
+// float4e2m1 in the low bits: a sign, two bits of an exponent, one of a mantissa
+struct e2m1 {
+    static constexpr int BITS = 4, TOP = 0;
+};
+MIRAGE_DEVICE float e2m1_number(uint32_t bits) {
+    const uint32_t sign = (bits & 8u) << 28, body = bits & 7u;
+    const float number = body < 2u ? static_cast<float>(body) * 0.5f : __uint_as_float((body << 22) + 0x3f000000u);
+    return __uint_as_float(__float_as_uint(number) | sign);
+}
+MIRAGE_DEVICE float number_e2m1(const uint8_t* from, int64_t at) {
+    return e2m1_number(from[at / 2] >> (static_cast<int>(at % 2) * 4));
+}
 
 // put(to, x): x rounded to the element type of `to`
 template <class T>

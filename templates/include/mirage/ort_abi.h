@@ -49,6 +49,7 @@ enum class Element : int {
     e5m2 = 19,
     u4 = 21,
     i4 = 22,
+    e2m1 = 23,
     u2 = 24,  // its own numbers from here on, not those of ONNX
     i2 = 25,
 };

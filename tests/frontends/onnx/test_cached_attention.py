@@ -59,15 +59,18 @@ LONG = ((1, [300, 17, 211], 300), (150, [150, 60], 150), (33, [310], 310))
 RUNS = {"prompt": (5, [5, 3], 5), "step": (1, [7, 4], 7), "one token": (1, [1, 1], 1), "more": (3, [8], 8)}
 
 
-def model(form: str, layers: int = 1) -> Any:
-    """A model of attentions, one beside the other."""
+def model(form: str, layers: int = 1, sizes: tuple[str, str, str] = ("s", "p", "r")) -> Any:
+    """A model of attentions, one beside the other; `sizes`: new tokens, and the positions of past and present caches."""
+    new, past, present = sizes
     told = FORMS[form]
     attributes = ", ".join(filter(None, [f"num_heads = {HEADS}, kv_num_heads = {SHARED}", told]))
     packed, tables = form in PACKED, ("cos", "sin") if "do_rotary" in told else ("", "")
     wide = HEADS + 2 * SHARED if packed else HEADS
     cache = f"{'int8' if form in INT8 else 'float'}[b,{SHARED}"
-    types = {"q": f"float[b,s,{wide * SIZE}]"} | dict.fromkeys(() if packed else "kv", f"float[b,s,{SHARED * SIZE}]")
-    types |= dict.fromkeys(("pk", "pv"), f"{cache},p,{SIZE}]") | {"last": "int32[b]", "total": "int32"}
+    types = {"q": f"float[b,{new},{wide * SIZE}]"} | dict.fromkeys(
+        () if packed else "kv", f"float[b,{new},{SHARED * SIZE}]"
+    )
+    types |= dict.fromkeys(("pk", "pv"), f"{cache},{past},{SIZE}]") | {"last": "int32[b]", "total": "int32"}
     types |= {"at": "int64[b,s]"} if form in OTHERS["at"] else {}
     types |= {"bias": "float[{},{},s,t]".format(*BIASES[form])} if form in BIASES else {}
     named = [*("qkv" if not packed else ("q", "", "")), "pk", "pv", "last", "total", *tables]
@@ -76,7 +79,7 @@ def model(form: str, layers: int = 1) -> Any:
     for n in range(layers) if layers > 1 else [""]:
         kind = f"com.microsoft.GroupQueryAttention <{attributes}>"
         nodes.append(f"y{n}, nk{n}, nv{n} = {kind} ({', '.join(named).rstrip(', ')})")
-        outputs += [f"float[b,s,{HEADS * SIZE}] y{n}", *(f"{cache},r,{SIZE}] n{c}{n}" for c in "kv")]
+        outputs += [f"float[b,{new},{HEADS * SIZE}] y{n}", *(f"{cache},{present},{SIZE}] n{c}{n}" for c in "kv")]
     text = f"""<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
     g ({", ".join(f"{kind} {name}" for name, kind in types.items())}) => ({", ".join(outputs)}) {{
         {" ".join(nodes)}
@@ -124,6 +127,19 @@ def test_it_is_taken_apart_to_the_same(form: str, run: str) -> None:
     theirs = before if form in NORMS else sessions.session(before.SerializeToString())
     for shared in (False, True):
         same(form, (ours, theirs), RUNS[run], shared)
+
+
+@pytest.mark.parametrize("sizes", [("s", "c", "c"), ("1", "12", "12"), ("1", "6", "7")], ids="-".join)
+def test_sizes_that_the_model_knows(sizes: tuple[str, str, str]) -> None:
+    """Caches that keep their size, and steps of fixed sizes: how much is filled is known at run time all the same."""
+    before = model("rotary", sizes=sizes)
+    imported = read(before)
+    assert not any(n.op_type == "GroupQueryAttention" for n in imported.model.graph)
+    both = (
+        sessions.session(ir.to_proto(imported.model).SerializeToString()),
+        sessions.session(before.SerializeToString()),
+    )
+    same("rotary", both, RUNS["step"], shared=sizes[1] == sizes[2])
 
 
 @pytest.mark.parametrize(

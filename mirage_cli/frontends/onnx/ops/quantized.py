@@ -111,12 +111,12 @@ def _weights(call: Call, dims: tuple[int, int, int], bits: int) -> int:
 
 
 def _check_groups(call: Call, deep: int, size: int) -> None:
-    """Raise Refused where positions share scales with others than their neighbours."""
+    """Raise Refused where positions share scales with others than their neighbours, which `parts/groups.py` did not sort."""
     if not call.has(4):
         return
     stored = call.tensor(4).const_value
     if stored is None or not np.array_equal(stored.numpy(), np.arange(deep) // size):
-        raise Refused("groups of positions that do not lie side by side")
+        raise Refused("groups of positions that have not as many as a block")
 
 
 def _zero_points(call: Call, dims: tuple[int, int], bits: int) -> int:

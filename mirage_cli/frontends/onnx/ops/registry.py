@@ -200,6 +200,7 @@ ELEMENT_TYPES: dict[ir.DataType, DType] = {
     ir.DataType.UINT8: dtypes.U8,
     ir.DataType.FLOAT8E4M3FN: dtypes.E4M3,
     ir.DataType.FLOAT8E5M2: dtypes.E5M2,
+    ir.DataType.FLOAT4E2M1: dtypes.E2M1,
     ir.DataType.INT4: dtypes.I4,
     ir.DataType.UINT4: dtypes.U4,
     ir.DataType.INT2: dtypes.I2,

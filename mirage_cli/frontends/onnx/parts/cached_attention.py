@@ -84,13 +84,14 @@ def _layer(node: ir.Node) -> _Layer | None:
         return None
     grown = _dim(node.outputs[1], 2, 4) if len(node.outputs) > 1 else None
     fixed = given[6] is None or given[6].const_value is not None
-    if fixed or past in (0, grown) or (isinstance(past, int) and isinstance(new, int)):
+    if fixed or past == 0:
         return None
     fits = _dim(given[10], 0, 4) in (1, _dim(given[0], 0, 3)) and _dim(given[10], 1, 4) in (1, heads)
     if given[10] is not None and not fits:
         return None
     rows = _rows(given, told, heads, shared, size)
-    room = past if past == grown else f"{past}+{new}"
+    longer = past + new if isinstance(past, int) and isinstance(new, int) else f"{past}+{new}"
+    room = past if past == grown else longer
     return None if rows is None else _Layer(node, given, told, rows, room)
 
 

@@ -95,6 +95,12 @@ MIRAGE_INLINE float to_float(e4m3 x) {
     const float number = body < 8u ? subnormal : as_float((body << 20) + 0x3c000000u);
     return as_float(as_bits(body == 0x7fu ? NAN : number) | sign);
 }
+// float4e2m1 in the low bits: a sign, two bits of an exponent, one of a mantissa
+MIRAGE_INLINE float e2m1_number(uint32_t bits) {
+    const uint32_t sign = (bits & 8u) << 28, body = bits & 7u;
+    const float subnormal = static_cast<float>(static_cast<int32_t>(body)) * 0.5f;
+    return as_float(as_bits(body < 2u ? subnormal : as_float((body << 22) + 0x3f000000u)) | sign);
+}
 MIRAGE_INLINE float to_float(int64_t x) { return static_cast<float>(x); }
 MIRAGE_INLINE float to_float(int32_t x) { return static_cast<float>(x); }
 MIRAGE_INLINE float to_float(int16_t x) { return static_cast<float>(x); }

@@ -48,6 +48,11 @@ MIRAGE_PACKED(i4, 4, true)
 MIRAGE_PACKED(u2, 2, false)
 MIRAGE_PACKED(i2, 2, true)
 #undef MIRAGE_PACKED
+MIRAGE_INLINE float number_e2m1(const uint8_t* from, int64_t at) { return e2m1_number(uint32_t(from[at / 2]) >> (at % 2 * 4)); }
+MIRAGE_INLINE void load_e2m1(float* __restrict to, const uint8_t* __restrict from, int64_t at, int n) {
+    MIRAGE_VECTOR_LOOP
+    for (int i = 0; i < n; ++i) to[i] = number_e2m1(from, at + i);
+}
 template <class T>
 MIRAGE_INLINE void store_row(T* __restrict to, const float* __restrict from, int n) {
     int i = 0;

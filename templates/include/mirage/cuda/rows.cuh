@@ -35,6 +35,7 @@ template <class T, int N>
 MIRAGE_DEVICE float number_in(const Numbers<T, N>& x, int at) {
     constexpr int PER = 8 / T::BITS;
     const uint32_t bits = (x.v[at / PER] >> (at % PER * T::BITS)) & ((1u << T::BITS) - 1);
+    if constexpr (std::is_same<T, e2m1>::value) return e2m1_number(bits);
     return __uint_as_float(0x4b000000u | (bits ^ T::TOP)) - (8388608.0f + T::TOP);  // 2^23 + bits, without a conversion
 }
 

@@ -67,6 +67,7 @@ inline size_t bytes_of(const mirage::Tensor& tensor, const int64_t* symbols) {
         case ort::Element::u2:
         case ort::Element::i2: return size_t((count + 3) / 4);
         case ort::Element::u4:
+        case ort::Element::e2m1:
         case ort::Element::i4: return size_t((count + 1) / 2);
         case ort::Element::u8:
         case ort::Element::i8:

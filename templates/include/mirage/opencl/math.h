@@ -46,6 +46,10 @@ float float_of_e4m3(e4m3 x) {
     const float number = body < 8u ? (float)body * 0x1p-9f : as_float((body << 20) + 0x3c000000u);
     return as_float(as_uint(body == 0x7fu ? NAN : number) | sign);
 }
+float float_of_e2m1(uint bits) {
+    const uint sign = (bits & 8u) << 28, body = bits & 7u;
+    return as_float(as_uint(body < 2u ? (float)body * 0.5f : as_float((body << 22) + 0x3f000000u)) | sign);
+}
 half_bits half_of_float(float x) {
     uchar bytes[2] __attribute__((aligned(2)));
     vstore_half_rte(x, 0, (half*)bytes);
@@ -62,6 +66,7 @@ bfloat_bits bfloat_of_float(float x) {
 #define number_i4(from, at) PACKED(4, 8, from, at)
 #define number_u2(from, at) PACKED(2, 0, from, at)
 #define number_i2(from, at) PACKED(2, 2, from, at)
+#define number_e2m1(from, at) float_of_e2m1((uint)(from)[(at) / 2] >> ((int)((at) % 2) * 4))
 
 // put(to, x): x rounded to the element type of `to`
 #define put_plain(to, x) ((to) = (x))

@@ -231,19 +231,6 @@ def test_lengths_of_a_cache_that_are_known_at_run_time(case: str, total: int, la
     agrees(model, **TOKEN, pk=noise(2, 2, 7, 16), pv=2 * noise(2, 2, 7, 16), last=np.array(last, np.int32))
 
 
-def test_lengths_of_a_cache_of_symbolic_length() -> None:
-    text = f"""{HEAD} g (float[2,1,64] q, float[2,1,32] k, float[2,1,32] v, float[2,2,c,16] pk, float[2,2,c,16] pv,
-                        int32[2] last, int64[2,c] mask) => (float[2,1,64] y, float[2,2,c,16] nk, float[2,2,c,16] nv) {{
-        shape = Shape(mask)
-        wide = Gather <axis = 0> (shape, one)
-        total = Cast <to = 6> (wide)
-        y, nk, nv = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2> (q, k, v, pk, pv, last, total)
-    }}"""
-    caches = {"pk": noise(2, 2, 9, 16), "pv": 2 * noise(2, 2, 9, 16)}
-    inputs = {**TOKEN, **caches, "last": np.array([8, 5], np.int32), "mask": np.ones((2, 9), np.int64)}
-    agrees(parsed(text, one=np.array(1)), **inputs)
-
-
 def test_lengths_of_a_prompt_only_tell_which_results_have_a_meaning() -> None:
     inputs = "float[2,3,64] q, float[2,3,32] k, float[2,3,32] v"
     text = f"""{HEAD} g ({inputs}, int32[2] last) => (float[2,3,64] y, float[2,2,3,16] nk, float[2,2,3,16] nv) {{
