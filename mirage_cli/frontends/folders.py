@@ -16,7 +16,7 @@ from mirage_cli.files.output import LIBRARY, MARK, MODEL
 
 CONFIG = "genai_config.json"  #: what tells a folder of onnxruntime-genai
 HERE = "."  #: the place of a model that is the only one
-_SUFFIX, _SESSION, _LIBRARY = ".onnx", "session_options", "custom_ops_library"
+_SUFFIX, _SESSION, _PROVIDERS, _LIBRARY = ".onnx", "session_options", "provider_options", "custom_ops_library"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,15 @@ class ModelFolder:
                 file = (Path(folder) / name).relative_to(self.path).as_posix()
                 if file not in taken and not (self.config is not None and file == CONFIG):
                     yield file
+
+    def runs_on_cpus(self, file: str) -> bool:
+        """Whether the configuration has a member run on CPUs alone: its session names no other provider."""
+        if self.config is None:
+            return False
+        usual = self.config["model"].get("decoder", {}).get(_SESSION, {})
+        parts = [p for p in _parts(self.config["model"]) if _normal(p["filename"]) == file]
+        named = [name.lower() for p in parts for given in p.get(_SESSION, usual).get(_PROVIDERS, []) for name in given]
+        return {*named} <= {"cpu"}
 
     def configured(self, patched: Mapping[str, bool]) -> dict[str, Any]:
         """The configuration with every model at its new place; `patched` says of each member's file whether it has a library.

@@ -52,16 +52,19 @@ def optimize(path: Path, out: Path, options: Options, progress: Progress | None 
 
 
 def _options(source: ModelFolder, options: Options) -> dict[str, Options]:
-    """The options of each model: of --dim and --shape those that are of its inputs. Raises UsageError for what none
-    has."""
+    """The options of each model: kernels for CPUs alone where nothing is asked for and it runs on these, and of --dim and
+    --shape those that are of its inputs. Raises UsageError for what none has."""
+    asked_for = options.target or options.arch or options.gpu is not None
+    cpu = {m.file for m in source.members if not asked_for and source.runs_on_cpus(m.file)}
+    own = {m.file: replace(options, target=("cpu",)) if m.file in cpu else options for m in source.members}
     if len(source.members) == 1 or not (options.dim or options.shape):
-        return {m.file: options for m in source.members}
+        return own
     inputs = {m.file: _inputs(source.path / m.file) for m in source.members}
     asked, shapes = dims.parse(options.dim), dims.parse_shapes(options.shape)
     dims.check_known(asked, [symbol for known in inputs.values() for symbols in known.values() for symbol in symbols])
     dims.check_inputs(shapes, [name for known in inputs.values() for name in known])
     return {
-        file: replace(options, dim=_of(options.dim, set().union(*known.values())), shape=_of(options.shape, known))
+        file: replace(own[file], dim=_of(options.dim, set().union(*known.values())), shape=_of(options.shape, known))
         for file, known in inputs.items()
     }
 

@@ -12,10 +12,12 @@ import onnx
 import pytest
 
 import mirage_cli as mi
+from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.files.output import LIBRARY, MARK, MODEL
 from mirage_cli.frontends.folders import CONFIG
-from mirage_cli.optimization import story
+from mirage_cli.optimization import environment, folder_story, story
+from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
 from tests.frontends.models import parsed
 
@@ -81,6 +83,27 @@ def test_a_model_alone_lies_in_the_folder_itself(tmp_path: Path, cache: Path) ->
     (out / "tokenizer" / "report.svg").write_bytes(b"others")
     (out / LIBRARY).rename(out / "elsewhere.so")
     assert mi.verify(out).culprits[:2] == [LIBRARY, "tokenizer/report.svg"]
+
+
+@pytest.mark.parametrize(
+    ("named", "asked", "kinds"),
+    [([], {}, {"cpu"}), ([{"cuda": {}}], {}, {"cpu", "cuda"}), ([], {"target": ("cuda",)}, {"cpu", "cuda"})],
+)
+def test_kernels_are_for_what_the_folder_runs_on(
+    named: list[Any], asked: dict[str, Any], kinds: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is asked for; a compiler for CUDA is there."""
+    source, found = genai(tmp_path / "in"), list[set[str]]()
+    config = json.loads((source / CONFIG).read_text())
+    config["model"]["decoder"]["session_options"]["provider_options"] = named
+    (source / CONFIG).write_text(json.dumps(config))
+
+    def made(_: str, __: Path, ___: Any, options: Options, ____: Any) -> Any:
+        found.append(set(environment.targets(options, Toolchain(Path("c++"), Path("nvcc")))))
+
+    monkeypatch.setattr(story, "made", made)
+    folder_story.optimize(source, tmp_path / "out", Options(dry_run=True, **asked))
+    assert found == [kinds]
 
 
 def test_several_models_have_folders_of_their_own(tmp_path: Path, cache: Path) -> None:
