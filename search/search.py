@@ -30,7 +30,7 @@ from mirage_cli.search.reassociation import variants
 from mirage_cli.search.schedules.alternatives import Sizes
 from mirage_cli.search.schedules.architectures import ENGINES
 from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
-from mirage_cli.search.schedules.ranking import Beside, beside, ranked, total_us
+from mirage_cli.search.schedules.ranking import Beside, Models, beside, ranked, total_us
 from mirage_cli.search.schedules.schedule import Schedule, launches
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.stages import least_us, staged_ways
@@ -149,6 +149,7 @@ class Searcher:
         self._tell, self._standing = tell, Standing()
         self._blocks: dict[str, tuple[list[BlockGraph], SearchStatistics]] = {}
         self._options: dict[tuple[str, str], list[Option]] = {}
+        self.models = Models()
         self._largest: dict[str, float] = {}
         self._short: set[tuple[str, str]] = set()  #: of those, where the best was left out for lack of room
         self._pool = Pool(options.jobs)
@@ -171,6 +172,7 @@ class Searcher:
     def _also(self, options: SearchOptions) -> Searcher:
         other = Searcher(options, self._tell)
         other._blocks, other._standing, other._until = self._blocks, self._standing, self._until
+        other.models = self.models
         return other
 
     def _note(self, **changes: Any) -> None:
@@ -321,7 +323,7 @@ class Searcher:
         chosen = [tuple(c[k] for c, k in zip(found, at, strict=True)) for at in places]
 
         def seen(c: Candidate) -> Beside:
-            return beside(c.graph.kernels[0], c.schedules[0], target, dict(options.sizes))
+            return beside(c.graph.kernels[0], c.schedules[0], target, dict(options.sizes), self.models)
 
         fitting = [
             c for c in (*chosen, *alike(found, seen, target)) if sum(len(x.schedules) for x in c) <= options.max_kernels
@@ -344,7 +346,7 @@ class Searcher:
         several = [c for c in graphs.values() if len(launches(c.graph, c.schedules)) > 1]
         for c in several[:STAGED]:
             if least_us(c.graph, c.schedules, c.predicted_us, target) < below:
-                for schedules, us in staged_ways(c.graph, target, dict(o.sizes), o.alone, below):
+                for schedules, us in staged_ways(c.graph, target, dict(o.sizes), o.alone, below, self.models):
                     order = (c.order[0] * us / c.predicted_us, c.order[1])
                     found.append(replace(c, schedules=schedules, predicted_us=us, order=order))
         return found
@@ -357,7 +359,7 @@ class Searcher:
         schedules = tuple(s for c in chosen for s in c.schedules)
         sizes = dict(self.options.sizes)
         apart = sum(c.predicted_us for c in chosen)
-        us = total_us(graph, schedules, target, sizes)
+        us = total_us(graph, schedules, target, sizes, self.models)
         orders = [sum(x) for x in zip(*(c.order for c in chosen), strict=True)]
         return Candidate(graph, schedules, us, floor_us(program, target, sizes), (orders[0] * us / apart, orders[1]))
 
@@ -434,9 +436,8 @@ class Searcher:
         return True
 
     def _ranked(self, program: Program, graph: BlockGraph, target: Target) -> list[Ranked]:
-        options = self.options
-        sizes = dict(options.sizes)
-        return ranked(program, graph, target, options.schedules, sizes, options.apart, options.alone, options.engines)
+        o, sizes = self.options, dict(self.options.sizes)
+        return ranked(program, graph, target, o.schedules, sizes, o.apart, o.alone, o.engines, self.models)
 
     def _combined(
         self, program: Program, target: Target, one: Sequence[Option], split: Sequence[Option]

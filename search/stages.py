@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mirage_cli.search.mugraph.mugraph import CustomKernel, KernelGraph
 from mirage_cli.search.schedules.fitted import Strip
-from mirage_cli.search.schedules.ranking import engine_ranked, total_us
+from mirage_cli.search.schedules.ranking import Models, engine_ranked, total_us
 from mirage_cli.search.schedules.schedule import Schedule, block_shape, launches
 from mirage_cli.search.schedules.target import Target
 
@@ -27,11 +27,11 @@ def as_stages(graph: KernelGraph, schedules: Sequence[Schedule]) -> tuple[Schedu
 
 
 def staged_ways(
-    graph: KernelGraph, target: Target, sizes: Mapping[str, int], alone: bool, below: float
+    graph: KernelGraph, target: Target, sizes: Mapping[str, int], alone: bool, below: float, models: Models
 ) -> Iterator[tuple[tuple[Schedule, ...], float]]:
     """Schedules of a muGraph for one launch with stages, and what is predicted for them, as far as that is less than
     `below`."""
-    every = [_schedules(kernel, target, sizes, alone) for kernel in graph.kernels]
+    every = [_schedules(kernel, target, sizes, alone, models) for kernel in graph.kernels]
     known = set[tuple[Schedule, ...]]()
     for warps, cluster in SHAPES:
         chosen = []
@@ -42,7 +42,7 @@ def staged_ways(
         if len(found) < len(chosen) or len(launches(graph, found)) < 2:
             continue
         ways = as_stages(graph, found)
-        us = total_us(graph, ways, target, sizes)
+        us = total_us(graph, ways, target, sizes, models)
         if us < below and ways not in known:
             known.add(ways)
             yield ways, us
@@ -54,7 +54,10 @@ def least_us(graph: KernelGraph, schedules: Sequence[Schedule], us: float, targe
     return us + (c.barrier_us - c.launch_us) * (len(launches(graph, schedules)) - 1)
 
 
-def _schedules(kernel: CustomKernel, target: Target, sizes: Mapping[str, int], alone: bool) -> list[Schedule]:
+def _schedules(
+    kernel: CustomKernel, target: Target, sizes: Mapping[str, int], alone: bool, models: Models
+) -> list[Schedule]:
     """The schedules of a kernel that may be a stage, best first."""
-    found = [r for e in ENGINES for r in engine_ranked(e, kernel.program, kernel.block, target, COUNT, sizes, alone)]
+    p, g = kernel.program, kernel.block
+    found = [r for e in ENGINES for r in engine_ranked(e, p, g, target, COUNT, sizes, alone, models)]
     return [r.schedule for r in sorted(found, key=lambda r: r.order)]

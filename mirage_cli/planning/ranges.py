@@ -14,7 +14,7 @@ from mirage_cli.options.dims import Range
 from mirage_cli.report.stored_plan import StoredPlan
 from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided
 from mirage_cli.search.schedules.cost import TYPICAL, floor_us
-from mirage_cli.search.schedules.ranking import total_us
+from mirage_cli.search.schedules.ranking import Models, total_us
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.search import FAR_FROM_FLOOR, Candidate, Searcher
 from mirage_cli.search.ways import Way
@@ -136,7 +136,7 @@ def pool(
     searched = searched_points(program.symbols, given)
     for at in searched:
         search(at)
-    found = times(candidates, target, grid)
+    found = times(candidates, target, grid, searcher.models)
     least = [FAR_FROM_FLOOR * target.launch_us + floor_us(program, target, at) for at in grid]
     for _ in range(FURTHER if target.threaded else 0):
         left = [k for k, at in enumerate(grid) if not any(_near(at, other) for other in searched)]
@@ -146,7 +146,7 @@ def pool(
             break
         searched.append(grid[k])
         search(grid[k])
-        found += times(candidates[len(found) :], target, grid)
+        found += times(candidates[len(found) :], target, grid, searcher.models)
     return candidates, found
 
 
@@ -160,14 +160,17 @@ def leaves(program: Program, times: Sequence[Sequence[float]], target: Target, a
     return divided(program, at, np.array(times), MOST[target.threaded], 0, LEAST_US[target.threaded])
 
 
-def times(candidates: Sequence[Candidate], target: Target, at: Sequence[Sizes]) -> list[list[float]]:
+def times(
+    candidates: Sequence[Candidate], target: Target, at: Sequence[Sizes], models: Models | None = None
+) -> list[list[float]]:
     """The `time` of each candidate at these sizes."""
-    return [[time(c, target, sizes) for sizes in at] for c in candidates]
+    models = models or Models()
+    return [[time(c, target, sizes, models) for sizes in at] for c in candidates]
 
 
-def time(way: Way, target: Target, sizes: Sizes) -> float:
+def time(way: Way, target: Target, sizes: Sizes, models: Models | None = None) -> float:
     """The model's prediction for a muGraph with its schedules at these sizes, in microseconds."""
-    return total_us(way.graph, way.schedules, target, sizes)
+    return total_us(way.graph, way.schedules, target, sizes, models)
 
 
 def stored_time(plan: StoredPlan, kind: str, target: Target, sizes: Sizes) -> float:

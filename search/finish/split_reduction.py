@@ -12,6 +12,7 @@ The kernels' programs say in the program's operators what they compute, so that 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -65,6 +66,7 @@ class Parts:
         return tuple(found)
 
 
+@functools.lru_cache(maxsize=256)
 def two_kernels(program: Program, block: BlockGraph, parts: int) -> KernelGraph:
     """The kernel graph of two kernels that do what `block`, which splits one reduced axis, does in one.
 

@@ -21,6 +21,10 @@ class Model(ABC):
     stores = False
 
     @abstractmethod
+    def at(self, sizes: Mapping[str, int]) -> Model:
+        """The same for other sizes of symbols, with what does not depend on them."""
+
+    @abstractmethod
     def schedules(self) -> Iterable[Schedule]:
         """The schedules that are worth a prediction."""
 

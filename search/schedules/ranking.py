@@ -35,6 +35,27 @@ MODELS: dict[str, ModelMaker] = {
 }
 
 
+class Models:
+    """The models of block graphs: each is made once, and then for other sizes of symbols."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, int], tuple[BlockGraph, Model | Refused]] = {}
+
+    def at(self, engine: str, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int]) -> Model:
+        """The model of an engine at some sizes. Raises Refused where the engine does not suit the graph."""
+        key = (engine, target.name, id(graph))
+        if key not in self._known:
+            try:
+                found: Model | Refused = MODELS[engine](program, graph, target, sizes)
+            except Refused as e:
+                found = e
+            self._known[key] = (graph, found)  # which keeps its number
+        _, model = self._known[key]
+        if isinstance(model, Refused):
+            raise model
+        return model.at(sizes)
+
+
 def ranked(
     program: Program,
     graph: BlockGraph,
@@ -44,6 +65,7 @@ def ranked(
     apart: bool = False,
     alone: bool = False,
     engines: Sequence[str] = ENGINES,
+    models: Models | None = None,
 ) -> list[Ranked]:
     """The `count` best schedules of `block` and the other `engines`, or of each with `apart`; those that cannot fit are
     left out.
@@ -52,7 +74,9 @@ def ranked(
     typical and at small sizes, since it has to serve both; with `alone` it is to serve these sizes only.
     """
     others = engines if program.packed is None else {*engines} & {*UNPACKING}
-    candidates = [r for e in (BLOCK, *others) for r in engine_ranked(e, program, graph, target, count, sizes, alone)]
+    models = models or Models()
+    found = (engine_ranked(e, program, graph, target, count, sizes, alone, models) for e in (BLOCK, *others))
+    candidates = [r for own in found for r in own]
     return sorted(candidates, key=lambda r: r.order)[: None if apart else count]
 
 
@@ -64,13 +88,15 @@ def engine_ranked(
     count: int,
     sizes: Mapping[str, int] = MappingProxyType({}),
     alone: bool = False,
+    models: Models | None = None,
 ) -> list[Ranked]:
     """The best schedules of one engine; none where it does not suit the graph."""
-    maker = MODELS[engine]
+    models = models or Models()
     try:
-        model = maker(program, graph, target, sizes)
+        model = models.at(engine, program, graph, target, sizes)
         both = program.symbols and not alone
-        small = maker(program, graph, target, dict.fromkeys(program.symbols, SMALL)) if both else None
+        at_small = dict.fromkeys(program.symbols, SMALL)
+        small = models.at(engine, program, graph, target, at_small) if both else None
         joining = joining_us(model, program, target, sizes)
         return [_longer(r, joining) for r in model.ranked(count, small)] if joining else model.ranked(count, small)
     except Refused:
@@ -88,9 +114,15 @@ def _longer(r: Ranked, us: float) -> Ranked:
     return replace(r, prediction=replace(r.prediction, us=r.prediction.us + us), score=r.score + us)
 
 
-def total_us(graph: KernelGraph, schedules: Sequence[Schedule], target: Target, sizes: Mapping[str, int]) -> float:
+def total_us(
+    graph: KernelGraph,
+    schedules: Sequence[Schedule],
+    target: Target,
+    sizes: Mapping[str, int],
+    models: Models | None = None,
+) -> float:
     """The prediction for a kernel graph, in microseconds: its launches one after the other. Raises Refused."""
-    parts = [beside(k, s, target, sizes) for k, s in zip(graph.kernels, schedules, strict=True)]
+    parts = [beside(k, s, target, sizes, models) for k, s in zip(graph.kernels, schedules, strict=True)]
     on_gpu = target.kind == "cuda"
     found = staged(schedules, launches(graph, schedules, on_gpu), on_gpu)
     return sum(staged_us([[parts[n] for n in run] for run in stages], target) for stages in found)
@@ -106,9 +138,11 @@ class Beside:
     cluster: int
 
 
-def beside(kernel: CustomKernel, s: Schedule, target: Target, sizes: Mapping[str, int]) -> Beside:
+def beside(
+    kernel: CustomKernel, s: Schedule, target: Target, sizes: Mapping[str, int], models: Models | None = None
+) -> Beside:
     """A kernel with a schedule at some sizes. Raises Refused."""
-    model = MODELS[s.engine](kernel.program, kernel.block, target, sizes)
+    model = (models or Models()).at(s.engine, kernel.program, kernel.block, target, sizes)
     prediction, joining = model.predict(s), joining_us(model, kernel.program, target, sizes)
     prediction = replace(prediction, us=prediction.us + joining)
     extents = {a.name: number(a.extent, sizes) for a in kernel.program.axes}

@@ -7,6 +7,7 @@ what is read before the kernel in front of this one has ended.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -262,9 +263,19 @@ class RowsModel(Model):
     def __init__(self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int]) -> None:
         if target.kind != "cuda":
             raise Refused(f"{target.name} has no threads that share rows")
-        self.p, self.g, self.t, self.sizes = program, graph, target, sizes
+        self.p, self.g, self.t = program, graph, target
         self.rows = rows_of(program, graph)
-        self.floor, self.moved = floor_us(program, target, sizes), bytes_once(program, sizes)
+        self._size(sizes)
+
+    def _size(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.floor, self.moved = floor_us(self.p, self.t, sizes), bytes_once(self.p, sizes)
+
+    def at(self, sizes: Mapping[str, int]) -> RowsModel:
+        """The same with other sizes of symbols."""
+        other = copy.copy(self)
+        other._size(sizes)
+        return other
 
     def schedules(self) -> Iterator[Schedule]:
         """How rows may be shared out to threads."""

@@ -15,7 +15,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.limits import Form
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.hidden import limits
+from mirage_cli.search.mugraph.hidden import limits, shown_loads
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.fitted import Clusters
@@ -131,6 +131,7 @@ class Roles:
     made: frozenset[str]
     packed: Mapping[str, packed.Quantised]  #: operands that are read as they are stored
     limits: tuple[Form, ...]
+    shown: frozenset[str]  #: values that are rows of a load, and zeros
 
 
 def roles(program: Program, graph: BlockGraph) -> Roles:
@@ -160,7 +161,8 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
         raise Refused("a maximum over a loaded tile")
     chained = any(i in made for o in products(graph) for i in o.inputs)
     own = _packed(program, graph, axes)
-    return Roles(orient(program, graph, size), batch, chained, axes, made, own, limits(program, graph))
+    shown = shown_loads(program, graph)
+    return Roles(orient(program, graph, size), batch, chained, axes, made, own, limits(program, graph), shown)
 
 
 def _packed(program: Program, graph: BlockGraph, axes: Mapping[str, frozenset[str]]) -> Mapping[str, packed.Quantised]:

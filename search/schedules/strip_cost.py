@@ -1,4 +1,4 @@
-"""The schedules of the engine `strip`, the sizes of kernels, and their cost, fitted to measurements of 532 kernels and of 59
+"""The cost of kernels of the engine `strip`, of all schedules at once, fitted to measurements of 532 kernels and of 59
 attention kernels with few queries on one H200: for the latter the logarithm of prediction over measurement has a root mean
 square of 0.15, and what the model chooses among them is 1.04 times slower than the best (geometric mean). Of 62 kernels with
 quantised weights, whose steps took more instructions than now: 0.18, and 1.09 times. What matrix instructions take was fitted
@@ -6,453 +6,150 @@ to 85 kernels of published layers on an H100 (`samples/gpu_fit.py`)."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from types import MappingProxyType
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mirage_cli.errors import Refused
-from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.hidden import given_limits, shown_loads
-from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
-from mirage_cli.search.mugraph.visible import shown, walked
-from mirage_cli.search.schedules import packed
-from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
+from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.mugraph.visible import shown
+from mirage_cli.search.schedules.cost import Prediction, Ranked, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model
-from mirage_cli.search.schedules.schedule import Schedule, block_count, padded_depths
-from mirage_cli.search.schedules.strip import (
-    CHUNK,
-    NOMINAL,
-    RESERVED,
-    Roles,
-    across_of,
-    multiply_together,
-    products,
-    resident,
-    roles,
-    small_products,
-    units_for,
-)
+from mirage_cli.search.schedules.products import Floats
+from mirage_cli.search.schedules.schedule import Schedule, block_count
+from mirage_cli.search.schedules.strip import CHUNK, multiply_together, resident, roles, units_for
+from mirage_cli.search.schedules.strip_shapes import Shape, shapes
 from mirage_cli.search.schedules.target import Target
 
 PARTS = 4  #: parts of a multiprocessor that issue instructions
-ROWS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)  #: rows of a block's strips
-CHAINED_ROWS = (16, 32, 64, 128, 256)  #: the same where products are multiplied again: others spill
-COLUMNS = (8, 16, 32, 64)  #: columns of a block's strips where an axis is too long to be held whole
-HELD_COLUMNS = 512  #: columns that a block may hold whole
-OWN_COLUMNS = 64  #: columns of results that a warp has at least where several share them
-ONE_WARP = 128  #: columns that one warp holds by itself
-DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
-WARPS = (4, 8)
-CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
-MOST_STAGES = 8
-LINE = 128  #: bytes of a line of memory
-MATRIX_REGISTERS, PLAIN_REGISTERS = 160, 128  #: of a thread that strips may take; of products of loaded tiles alone
 
 
-def schedules(program: Program, graph: BlockGraph, target: Target, r: Roles) -> Iterator[Schedule]:
-    """The schedules of a block graph with its roles that are worth a prediction. Raises Refused where clusters lack."""
-    if graph.split and (len(graph.split) != 1 or not target.features.clusters):
-        raise Refused("a reduction over blocks needs clusters")
-    along_rows = [a for a in r.sides.rows & _result(program) if a != graph.loop]
-    for tiles in itertools.product(*(_tiles(program, graph, r, a) for a in graph.grid)):
-        tile = dict(zip(graph.grid, tiles, strict=True))
-        rows = math.prod(_held(program, tile, a) for a in along_rows)
-        cols = math.prod(tile[a] for a in r.sides.cols if a in tile and a not in graph.split)
-        if not 1 <= rows <= ROWS[-1] or (cols > HELD_COLUMNS):
-            continue
-        depths = _depths(program, graph, r)
-        for loop, warps in itertools.product(depths, WARPS):
-            extent = program.extent(graph.loop or "")
-            if isinstance(extent, int) and loop >= 2 * extent and loop > depths[0]:
-                continue
-            shares, numbers = _shared_out(program, graph, tile, loop)
-            if graph.loop in graph.split and shares[graph.loop or ""] % loop:
-                continue
-            for members, across in itertools.product((1, 2, 4, 8), (1, 2, 4, 8)):
-                if warps % (members * across) or (members > 1 and (rows < 16 * members or not (r.chained or r.packed))):
-                    continue
-                if across > 1 and not _shared(program, graph, r, tile, loop, across):
-                    continue
-                own = (("members", members), *((("across", across),) if across > 1 else ()), *numbers)
-                s = Schedule(tuple(shares.items()), loop, warps, 2, "strip", own)
-                yield from _with_stages(program, graph, target, r, s)
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Schedules, which differ from others in their number of `stages` alone where they have one shape, and what kernels with
+    them hold and do whatever the sizes of symbols are: see `_numbers`. Those of one kind walk their loops alike."""
+
+    shapes: Sequence[Shape]
+    kinds: Sequence[Shape]
+    shape_of: NDArray[np.int64]  #: for each schedule
+    kind_of: NDArray[np.int64]
+    stages: Floats
+    numbers: Mapping[str, Floats]
+
+    def schedule(self, n: int) -> Schedule:
+        """Schedule number n."""
+        return replace(self.shapes[int(self.shape_of[n])].s, stages=int(self.stages[n]))
+
+    def each(self, value: Callable[[Shape], float]) -> Floats:
+        """A number of each kind, for every schedule."""
+        numbers: Floats = np.array([value(x) for x in self.kinds], float)
+        return numbers[self.kind_of]
 
 
-def _depths(program: Program, graph: BlockGraph, r: Roles) -> list[int]:
-    """Positions of the loop in an iteration, the fewest first."""
-    if not r.packed:
-        return list(DEPTHS)
-    each = max(packed.inner_depth(program, q) for q in r.packed.values())
-    beside = {b for q in r.packed.values() for b in q.beside}
-    depths = sorted({d // each for d in packed.DEPTHS if d >= each})
-    return [d for d in depths if all(packed.may_be_copied(program, b, graph.loop or "", d) for b in beside)]
+def table(found: Iterable[tuple[Shape, Sequence[int]]], target: Target) -> Table:
+    """The table of shapes with numbers of stages."""
+    pairs = list(found)
+    own = [shape for shape, _ in pairs]
+    shape_of = np.repeat(np.arange(len(pairs)), [len(stages) for _, stages in pairs])
+    keys = [(x.s.tiles, x.s.loop, x.s.parts, x.groups) for x in own]
+    kinds = dict(zip(keys, own, strict=True))
+    places = {key: n for n, key in enumerate(kinds)}
+    kind_of = np.array([places[key] for key in keys], int)[shape_of]
+    stages = np.array([n for _, stages in pairs for n in stages], float)
+    rows = [_numbers(shape, target) for shape in own]
+    numbers = {name: np.array([row[name] for row in rows], float)[shape_of] for name in (rows[0] if rows else ())}
+    return Table(own, [*kinds.values()], shape_of, kind_of, stages, numbers)
 
 
-def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, int], loop: int, across: int) -> bool:
-    """True if so many warps may share the columns of scores and results: there have to be enough of both."""
-    results = [
-        math.prod(_held(program, tile, a) for a in r.axes[o.name] & r.sides.cols)
-        for o in graph.ops
-        if o.op == "accum" and o.inputs[0] in r.made
-    ]
-    most = max(results, default=0)
-    narrow = all(o.dtype != F32 for o in products(graph))  # in float32 they were slower
-    return narrow and r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
+def _numbers(shape: Shape, target: Target) -> dict[str, float]:
+    """What kernels of a shape hold and do: bytes, warps, and work of an iteration."""
+    c, s = target.fitted(Strip), shape.s
+    return {
+        "warps": s.warps,
+        "groups": shape.groups,
+        "members": shape.members,
+        "across": shape.across,
+        "stage": shape.stage,
+        "kept": shape.kept,
+        "merge": shape.merge,
+        "stored": shape.stored,
+        "lines": shape.lines,
+        "moved": sum(bytes_ * max(1.0, c.sector / run) for bytes_, run in shape.rings),
+        "registers": shape.registers(),
+        "cluster": shape.cluster,
+        "multiplies": shape.multiplies(c.exact_price, c.split_price),
+        "elementwise": shape.elementwise(c.computed_price),
+        "steps": shape.steps(),
+        "clocks": shape.clocks() if multiply_together(s, target) else 0.0,
+        "operands": shape.operand_bytes() if shape.across > 1 else 0.0,
+    }
 
 
-def _shared_out(
-    program: Program, graph: BlockGraph, tile: Mapping[str, int], loop: int
-) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
-    """The tiles of a schedule, and its number of `parts` where blocks share a loop of unknown length: `tile` has that number
-    in the place of the share's length then."""
-    if graph.loop not in graph.split or isinstance(program.extent(graph.loop or ""), int):
-        return dict(tile), ()
-    return dict(tile) | {graph.loop or "": 2 * loop}, (("parts", tile[graph.loop or ""]),)
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Microseconds, shared memory of a block and bytes that all blocks bring, for each schedule of a table."""
+
+    us: Floats
+    shared: Floats
+    moved: Floats
 
 
-def _with_stages(program: Program, graph: BlockGraph, target: Target, r: Roles, s: Schedule) -> Iterator[Schedule]:
-    """A schedule with as many stages as one block, or two, on a multiprocessor have memory for; no more than a group has
-    iterations, and one: the memory is left to the blocks of the next kernel, which ask for its weights meanwhile."""
-    shape = Shape(program, graph, s, r)
-    known = isinstance(program.extent(graph.loop or ""), int) and not r.packed
-    most = min(MOST_STAGES, 1 + int(shape.turns)) if known else MOST_STAGES
-    counts = set()
-    for blocks in (1, 2, 3, 4) if r.packed else (1, 2):
-        room = min(target.shared_total // blocks - RESERVED, target.shared_bytes) - shape.kept
-        stages = min(most, room // max(1, shape.stage * shape.groups))
-        registers = shape.registers() * (2 if r.packed else 1)  # sums of blocks are there besides
-        allowed = MATRIX_REGISTERS if r.chained else PLAIN_REGISTERS
-        if stages >= 2 and shape.merge <= room and stages not in counts and registers <= allowed:
-            counts.add(stages)
-            yield replace(s, stages=stages)
+def predictions(
+    own: Table, target: Target, once: float, extents: Mapping[str, int], chained: bool, packed: bool
+) -> Predictions:
+    """The predictions where kernels read and write `once` bytes in all, and axes have these extents."""
+    c, n, s = target.fitted(Strip), own.numbers, own.stages
+    warps, groups, members, across, stage = (n[x] for x in ("warps", "groups", "members", "across", "stage"))
+    shared = np.maximum(stage * s * groups, n["merge"]) + n["kept"]
+    blocks = own.each(lambda x: block_count(x.g, x.s, extents))
+    turns = own.each(lambda x: x.turns(extents))
+    moved = once * own.each(lambda x: shown(x.r.limits, x.g.loop or "", x.s.loop, extents, dict(x.s.tiles)))
+    blocks_held = [*zip(shared, 32 * warps, n["registers"], strict=True)]
+    room = {key: resident(target, int(key[0]), int(key[1]), key[2]) for key in set(blocks_held)}
+    held = np.array([room[key] for key in blocks_held])
+    by_cluster = {int(k): units_for(target, int(k)) for k in set(n["cluster"])}
+    units = np.maximum(1, np.array([by_cluster[int(k)] for k in n["cluster"]]))
+    slots = np.maximum(1, units * held)
+    waves, busiest = np.ceil(blocks / slots), np.ceil(blocks / units)
+    together, used = np.minimum(held, busiest), np.minimum(units, blocks)
+    issue = c.issue_multiply_us * n["multiplies"] + c.issue_element_us * n["elementwise"] + c.issue_step_us * n["steps"]
+    turn = c.latency_us + c.chained_us * chained + c.share_us * (across > 1)
+    turn = turn + c.multiply_us * n["multiplies"] + c.element_us * n["elementwise"] + c.step_us * n["steps"]
+    turn = turn + c.store_us * n["stored"] / (CHUNK * 32 * members * across)
+    read = n["operands"] * (together * warps + c.half_operands) / c.operands
+    alone = np.maximum(turn, np.maximum(issue * np.maximum(1.0, together * warps / PARTS), read))
+    both = c.latency_us + c.chained_us + c.share_us + n["clocks"] / c.clocks
+    both = both + c.issue_element_us * n["elementwise"] * warps / PARTS
+    loop = turns * np.where(n["clocks"] > 0, both * together, alone)
+    ahead = together * groups * (s - 1) * stage
+    x = used * np.minimum(ahead, c.most_in_flight) / (target.units * c.in_flight)
+    at_once = (s > turns) & (not packed)  # all that a group reads is on its way before the loop
+    bent = np.minimum(1.0, c.rise * x / (1 + x**c.sharpness) ** (1 / c.sharpness))
+    reached = np.where((stage > 0) & ~at_once, bent, 1.0)
+    memory = moved * (n["moved"] / np.maximum(1, stage)) / (target.bandwidth * c.stream * reached) * 1e6
+    memory = memory * np.where(at_once, 1.0, 1 + c.shallow / s**2)
+    all_turns = groups * turns
+    each = np.divide(all_turns * stage / c.copied, memory, out=np.zeros_like(memory), where=memory > 0)
+    memory = memory * _longer(blocks, slots, units, each)
+    copies = busiest * all_turns * np.maximum(c.piece_us * n["lines"], stage / c.copied)
+    cache = blocks * all_turns * stage / (target.bandwidth * c.cache_factor * used / target.units) * 1e6
+    fixed = c.launch_us + c.wave_us * (waves - 1) + np.array([c.cluster_us.get(int(k), 0.0) for k in n["cluster"]])
+    slowest = sum(b**c.together for b in (loop * waves, memory, cache, copies)) ** (1 / c.together)
+    return Predictions(fixed + slowest + c.merge_us * n["merge"] * waves, shared, blocks * all_turns * stage)
 
 
-def _result(program: Program) -> frozenset[str]:
-    """The axes of what is stored."""
-    return frozenset(s.axis for o in program.outputs for s in o.access if s.axis is not None)
-
-
-def _held(program: Program, tile: Mapping[str, int], axis: str) -> int:
-    extent = program.extent(axis)
-    return tile.get(axis, extent if isinstance(extent, int) else NOMINAL)
-
-
-def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int]:
-    extent = program.extent(axis)
-    if axis in graph.split:
-        if not isinstance(extent, int):
-            return list(CLUSTERS) if axis == graph.loop else []  # see `_shared_out`
-        least, most = DEPTHS[0], DEPTHS[-1]
-        if r.packed:
-            least = most = max([1, *(packed.UNIT // packed.inner_depth(program, q) for q in r.packed.values())])
-        unit = most if extent >= most * CLUSTERS[0] else least
-        shares = {-(-extent // (parts * unit)) * unit for parts in CLUSTERS if extent >= parts * unit}
-        return sorted(x for x in shares if x < extent)
-    if axis in r.batch or (axis not in r.sides.rows and axis not in r.sides.cols):
-        return [1]
-    if any(_parted(program, o.source_value or "", axis) for o in graph.ops if o.op == "load" and o.phase == BODY):
-        return [1]
-    if axis in r.sides.rows:
-        if not isinstance(extent, int):
-            one = [1] if given_limits(program, graph) else []  # behind a cache most runs have a single row
-            return [*one, *(x for x in CHAINED_ROWS if x <= 128)]
-        return sorted({min(x, extent) for x in (CHAINED_ROWS if r.chained else ROWS)})
-    if not isinstance(extent, int):
-        return list(COLUMNS)
-    if r.chained and extent <= HELD_COLUMNS:
-        return [extent]
-    return [extent] if extent <= COLUMNS[1] else sorted({min(x, extent) for x in COLUMNS[1:]})
-
-
-def _parted(program: Program, value: str, axis: str) -> bool:
-    """True if what is read behind a position of an axis is a part of what is stored there: no tile holds two of them."""
-    access = program.input(value).access
-    behind = [s for k, s in enumerate(access) if axis in {before.axis for before in access[:k]} and s.extent != 1]
-    return any(s.axis is None or s.extent != program.extent(s.axis) for s in behind)
-
-
-class Shape:
-    """The sizes of a kernel: bytes and work of one block, as its lowering will have them."""
-
-    def __init__(
-        self,
-        program: Program,
-        graph: BlockGraph,
-        s: Schedule,
-        r: Roles,
-        sizes: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        self.p, self.g, self.s, self.r = program, graph, s, r
-        self.extents, self.axes = {a.name: number(a.extent, sizes) for a in program.axes}, r.axes
-        self.held = self.extents | padded_depths(graph, lambda a: s.tile(a) or self.extents[a], s.loop)
-        self._padded: dict[tuple[frozenset[str], int], int] = {}
-        self.members = s.number("members")
-        self.across = across_of(s)
-        self.groups = s.warps // (self.members * self.across)
-        reads = {i.name: program.sources[i.source].dtype.size for i in program.inputs}
-        types = {i: o.dtype for o in products(graph) for i in o.inputs}
-        operands, smalls = set(types), {i for o in small_products(graph) for i in o.inputs}
-        self.shown = shown_loads(program, graph)
-        self.column_unit = 1 if packed.in_every_product(graph, r.packed) else 8 * self.across
-        self.stage = self.kept = self.stored = 0  # bytes; `stored` are those of a stage that go on to memory
-        self.rings: list[tuple[int, float]] = []  # bytes of a stage's tiles, and those of them that lie side by side
-        self.lines = 0.0  # pieces of memory lines that a stage takes
-        for o in graph.ops:
-            if o.op == "load" and (o.name in operands | smalls or self._feeds(o.name, operands)):
-                whole = o.name in operands | smalls or any(
-                    o.name in u.inputs and u.name not in operands for u in graph.ops
-                )
-                elements = self.elements(self.axes[o.name], o.phase, whole)
-                bytes_ = math.ceil(elements * reads[o.source_value or ""] / 128) * 128
-                if o.phase == BODY:
-                    self.stage += bytes_
-                    self.stored += bytes_ if program.sources[self.p.input(o.source_value or "").source].parts else 0
-                    run = self.run(o.source_value or "")
-                    self.rings.append((bytes_, run))
-                    self.lines += bytes_ / min(LINE, run)
-                else:
-                    self.kept += bytes_
-        for o in graph.ops:
-            converted = (
-                o.op == "load" and o.name in operands and packed.type_of(self.p, o.source_value or "") != types[o.name]
-            )
-            if converted or (o.op == "thread" and o.name in operands - r.made - r.packed.keys() - self.shown):
-                bytes_ = self.elements(self.axes[o.name], o.phase, True) * (4 if self.exact() else 2)
-                self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
-        if self.across > 1:
-            self.kept += self.groups * self._exchanged(r.made)
-        self.results = [o for o in graph.ops if o.op == "accum" and o.inputs[0] in r.made]
-        self.merge = sum(
-            4 * self.rows(own) * (self.groups * (self.cols(own) + 4) + (self.cols(own) if o.name in smalls else 0))
-            for o in self.results
-            for own in (self.axes[o.name],)
-        )
-        if graph.split:
-            summed = [o for o in graph.ops if o.op == "grid_sum"]
-            self.kept += sum(4 * math.prod(self.size(a, BODY) for a in self.axes[o.name]) + 512 for o in summed)
-        self.kept += 4096 if self.across == 1 else 1024  # of several warps across the vectors are counted above
-
-    def _exchanged(self, made: frozenset[str]) -> int:
-        """Bytes through which the warps of a group that share columns show one another operands, maxima and sums."""
-        operands = {i for o in products(self.g) for i in o.inputs} & made
-        size = 4 if self.exact() else 2
-        bytes_ = sum(size * self.rows(self.axes[n]) * self.cols(self.axes[n]) for n in operands)
-        return bytes_ + 4 * self.across * sum(
-            self.rows(self.axes[o.name]) for o in self.g.ops if o.op in ("top", "sum") and o.inputs[0] in made
-        )
-
-    def run(self, value: str) -> float:
-        """Bytes of an input that lie side by side in a tile."""
-        n = packed.type_of(self.p, value).size
-        for slot in reversed(self.p.input(value).access):
-            held = 1 if slot.axis is None else self.size(slot.axis, BODY)
-            n *= held
-            if slot.extent != held:
-                break
-        return n
-
-    def exact(self) -> bool:
-        """True if products are done in float32."""
-        return any(o.dtype is not None and o.dtype.bytes == 4 for o in products(self.g))
-
-    def _feeds(self, load: str, operands: set[str]) -> bool:
-        return any(o.name in operands and load in o.inputs and o.op == "thread" for o in self.g.ops)
-
-    def size(self, axis: str, phase: str) -> int:
-        """Positions of an axis in a tile."""
-        if axis == self.g.loop and phase == BODY:
-            return self.s.loop
-        tile = self.s.tile(axis)
-        return tile if tile is not None else self.held[axis]
-
-    def rows(self, axes: frozenset[str]) -> int:
-        """Rows of a block's strip with padding."""
-        return self._held(axes & self.r.sides.rows, 16 * self.members)
-
-    def cols(self, axes: frozenset[str]) -> int:
-        """Columns of a strip with padding."""
-        return self._held(axes & self.r.sides.cols, 8 * self.across)
-
-    def _held(self, axes: frozenset[str], unit: int) -> int:
-        """Positions of axes in a tile of the body, up to a multiple."""
-        key = (axes, unit)
-        if key not in self._padded:
-            self._padded[key] = -(-math.prod(self.size(a, BODY) for a in axes) // unit) * unit
-        return self._padded[key]
-
-    def elements(self, axes: frozenset[str], phase: str, whole: bool = False) -> int:
-        """Elements of a tile with padding; a `whole` one, which products read, has all columns of a matrix even for one."""
-        n = 1
-        for own, unit in (
-            (axes & self.r.sides.rows, 16 * self.members),
-            (axes & self.r.sides.cols, self.column_unit),
-            (axes - self.r.sides.rows - self.r.sides.cols, 1 if self.r.packed else 16),
-        ):
-            held = math.prod(self.size(a, phase) for a in own)
-            n *= -(-held // unit) * unit if held > 1 else 1
-        alone = whole and all(self.size(a, phase) == 1 for a in axes & (self.r.sides.rows | self.r.sides.cols))
-        return n * self.column_unit if alone else n
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of the grid."""
-        return block_count(self.g, self.s, self.extents)
-
-    @property
-    def cluster(self) -> int:
-        """Blocks that reduce together."""
-        if not self.g.split:
-            return 1
-        if self.s.parts:
-            return self.s.parts
-        return -(-self.extents[self.g.split[0]] // (self.s.tile(self.g.split[0]) or 1))
-
-    @property
-    def shared(self) -> int:
-        """Shared memory of a block."""
-        return max(self.stage * self.s.stages * self.groups, self.merge) + self.kept
-
-    @property
-    def turns(self) -> float:
-        """Iterations of a group, those of which a mask shows something."""
-        loop, tiles = self.g.loop or "", dict(self.s.tiles)
-        if self.s.parts:
-            tiles[loop] = -(-self.extents[loop] // self.s.parts)
-        steps = walked(self.r.limits, loop, self.s.loop, self.extents, tiles)[0]
-        return math.ceil(steps / self.groups)
-
-    def multiplies(self, exact_price: float, split_price: float) -> float:
-        """Matrix instructions of a warp in an iteration; one for float32, plain or split, counts as many as its price says."""
-        total = 0.0
-        for o in products(self.g):
-            own, columns = self.axes[o.name], self.cols(self.axes[o.name]) / 8
-            depth = math.prod(self.size(a, BODY) for a in o.over)
-            exact = split_price if columns > self.across else exact_price
-            total += (exact if o.dtype == F32 else 1.0) * self.rows(own) / 16 * columns * math.ceil(depth / 16)
-        return total / self.members / self.across
-
-    def steps(self) -> float:
-        """Steps of 16 rows and 32 positions of quantised numbers in an iteration of a warp; preparing 8 columns of as many
-        positions counts for a part of one."""
-        total = 0.0
-        for o in products(self.g):
-            if self.r.packed.keys() & set(o.inputs):
-                own, depth = self.axes[o.name], math.prod(self.size(a, BODY) for a in o.over)
-                matrices = self.rows(own) / 16 / self.members
-                total += (matrices + packed.COLUMNS * self.cols(own) / 8) * depth / packed.STEP
-        return total
-
-    def operand_bytes(self) -> float:
-        """Bytes of shared memory that a warp reads as operands of products in an iteration."""
-        made, total = self.r.made, 0.0
-        for o in products(self.g):
-            own = self.axes[o.name]
-            rows, cols = self.rows(own) / self.members, self.cols(own) / self.across
-            chained = any(i in made for i in o.inputs) and self.across == 1
-            depth = math.prod(self.size(a, BODY) for a in o.over)
-            total += (cols + (0 if chained else rows)) * 16 * math.ceil(depth / 16) * (4 if self.exact() else 2)
-        return total
-
-    def clocks(self) -> float:
-        """Clocks of a multiprocessor for a block's iteration, where four warps multiply together: what the matrix units or
-        reading both operands from shared memory takes."""
-        total = 0.0
-        for o in products(self.g):
-            own = self.axes[o.name]
-            depth, cols = math.prod(self.size(a, BODY) for a in o.over), self.cols(own) / self.across
-            total += math.ceil(depth / 16) * max(cols / 2, 16 * math.ceil(cols / 128) + cols / 4)
-        return total * self.groups * self.across * self.members / 4
-
-    def elementwise(self, computed_price: float) -> float:
-        """Elementwise operations of a lane in an iteration, each times its price; an element of a tile that is computed of
-        tiles counts as many as its price says."""
-        made, total = self.r.made, 0.0
-        operands = {i for o in products(self.g) for i in o.inputs} - self.r.packed.keys() - self.shown
-        for o in self.g.ops:
-            own = self.axes[o.name]
-            n = self.rows(own) * self.cols(own) / 32 / self.members / self.across
-            if o.phase == BODY and o.op == "thread" and o.thread is not None and o.name in made:
-                total += n * o.thread.flops()
-            elif o.phase == BODY and o.op == "thread" and o.name in operands:
-                total += computed_price * self.elements(own, BODY) / 32 / self.members
-            elif o.phase == BODY and o.op in ("sum", "top"):
-                read = self.axes[o.inputs[0]]
-                if o.inputs[0] in made:
-                    total += self.rows(read) * self.cols(read) / 32 / self.members / self.across
-                else:
-                    total += 4.0 * self.elements(read, BODY) / 32 / self.members
-            elif o.op == "accum" and len(o.inputs) > 1:
-                total += n
-        return total
-
-    def registers(self) -> float:
-        """Registers of a thread that strips take."""
-        strips = {o.name for o in products(self.g)}
-        lanes = 32 * self.members * self.across
-        return sum(self.rows(self.axes[n]) * self.cols(self.axes[n]) / lanes for n in strips)
-
-
-# --- cost -------------------------------------------------------------------------------------------------------------
-def predicted_us(shape: Shape, target: Target, once: float) -> float:
-    """Microseconds of a kernel that reads and writes `once` bytes in all."""
-    s, c = shape.s, target.fitted(Strip)
-    held = resident(target, shape.shared, 32 * s.warps, shape.registers())
-    units = units_for(target, shape.cluster)
-    waves = math.ceil(shape.blocks / max(1, units * held))
-    busiest = math.ceil(shape.blocks / max(1, units))
-    together = min(held, busiest)
-    used = min(units, shape.blocks)
-    multiplies, elementwise = shape.multiplies(c.exact_price, c.split_price), shape.elementwise(c.computed_price)
-    issue = c.issue_multiply_us * multiplies + c.issue_element_us * elementwise + c.issue_step_us * shape.steps()
-    turn = c.latency_us + c.chained_us * shape.r.chained + c.share_us * (shape.across > 1)
-    turn += c.multiply_us * multiplies + c.element_us * elementwise + c.step_us * shape.steps()
-    turn += c.store_us * shape.stored / (CHUNK * 32 * shape.members * shape.across)
-    if multiply_together(s, target):
-        turn = c.latency_us + c.chained_us + c.share_us + shape.clocks() / c.clocks
-        turn += c.issue_element_us * elementwise * s.warps / PARTS
-        loop = shape.turns * turn * together
-    else:
-        read = shape.operand_bytes() * (together * s.warps + c.half_operands) / c.operands if shape.across > 1 else 0.0
-        loop = shape.turns * max(turn, issue * max(1.0, together * s.warps / PARTS), read)
-    ahead = together * shape.groups * (s.stages - 1) * shape.stage
-    x = used * min(ahead, c.most_in_flight) / (target.units * c.in_flight)
-    at_once = s.stages > shape.turns and not shape.r.packed  # all that a group reads is on its way before the loop
-    bent = min(1.0, c.rise * x / (1 + x**c.sharpness) ** (1 / c.sharpness))
-    reached = bent if shape.stage and not at_once else 1.0
-    memory = once * (_moved(shape, c.sector) / max(1, shape.stage)) / (target.bandwidth * c.stream * reached) * 1e6
-    memory *= 1.0 if at_once else 1 + c.shallow / s.stages**2
-    turns = shape.groups * shape.turns
-    memory *= _longer(
-        shape.blocks, max(1, units * held), units, turns * shape.stage / c.copied / memory if memory else 0.0
-    )
-    copies = busiest * turns * max(c.piece_us * shape.lines, shape.stage / c.copied)
-    cache = shape.blocks * turns * shape.stage / (target.bandwidth * c.cache_factor * used / target.units) * 1e6
-    fixed = c.launch_us + c.wave_us * (waves - 1) + c.cluster_us.get(shape.cluster, 0.0)
-    bounds = (loop * waves, memory, cache, copies)
-    slowest: float = math.fsum(b**c.together for b in bounds) ** (1 / c.together)
-    return fixed + slowest + c.merge_us * shape.merge * waves
-
-
-def _longer(blocks: int, slots: int, units: int, alone: float) -> float:
+def _longer(blocks: Floats, slots: Floats, units: Floats, alone: Floats) -> Floats:
     """How much longer memory takes where the last wave of blocks is a small one, which cannot use all of its bandwidth: one
     block takes at least `alone` of the time of all."""
     rest = blocks % slots
-    if blocks < slots or not rest:
-        return 1.0
     share = rest / blocks
-    return 1 - share + max(share, math.ceil(rest / units) * alone)
-
-
-def _moved(shape: Shape, sector: int) -> float:
-    """Bytes of a stage, those of rows that are shorter than a sector of the memory counted higher."""
-    moved = 0.0
-    for bytes_, run in shape.rings:
-        moved += bytes_ * max(1.0, sector / run)
-    return moved
+    longer: Floats = 1 - share + np.maximum(share, np.ceil(rest / units) * alone)
+    return np.where((blocks < slots) | (rest == 0), 1.0, longer)
 
 
 class StripModel(Model):
@@ -461,21 +158,64 @@ class StripModel(Model):
     def __init__(self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int]) -> None:
         if target.kind != "cuda":
             raise Refused(f"{target.name} has no matrix instructions of warps")
-        self.p, self.g, self.t, self.sizes = program, graph, target, sizes
+        self.p, self.g, self.t = program, graph, target
         self.roles = roles(program, graph)
         self.stores = not self.roles.limits  # a mask leaves tiles out
-        self.floor, self.once = floor_us(program, target, sizes), bytes_once(program, sizes)
+        tiled = {*graph.grid, graph.loop}
+        self.held = any(not isinstance(a.extent, int) for a in program.axes if a.name not in tiled)
+        self._known: dict[Schedule | None, Table] = {}
+        self._size(sizes)
+
+    def _size(self, sizes: Mapping[str, int]) -> None:
+        self.sizes, self.extents = sizes, {a.name: number(a.extent, sizes) for a in self.p.axes}
+        self.floor, self.once = floor_us(self.p, self.t, sizes), bytes_once(self.p, sizes)
+        if self.held:  # then shapes are others
+            self._known = {}
+
+    def at(self, sizes: Mapping[str, int]) -> StripModel:
+        """The same with other sizes of symbols."""
+        other = copy.copy(self)
+        other._size(sizes)
+        return other
+
+    def table(self, schedule: Schedule | None = None) -> Table:
+        """All schedules, or one."""
+        if schedule not in self._known:
+            every = shapes(self.p, self.g, self.t, self.roles)
+            found = every if schedule is None else [(self.shape(schedule), [schedule.stages])]
+            pairs = ((self.shape(x.s) if self.held else x, stages) for x, stages in found)
+            self._known[schedule] = table(pairs, self.t)
+        return self._known[schedule]
+
+    def shape(self, schedule: Schedule) -> Shape:
+        """The shape of kernels with a schedule at these sizes."""
+        return Shape(self.p, self.g, schedule, self.roles, self.sizes)
 
     def schedules(self) -> Iterator[Schedule]:
         """Tiles, groups of warps and stages that fit."""
-        return schedules(self.p, self.g, self.t, self.roles)
+        own = self.table()
+        return map(own.schedule, range(len(own.stages)))
+
+    def predicted(self, own: Table) -> Predictions:
+        """The predictions for a table at these sizes."""
+        return predictions(own, self.t, self.once, self.extents, self.roles.chained, bool(self.roles.packed))
 
     def predict(self, schedule: Schedule) -> Prediction:
         """Microseconds, and the bytes of all stages that blocks bring."""
-        shape = Shape(self.p, self.g, schedule, self.roles, self.sizes)
-        moved = float(shape.blocks * shape.groups * shape.turns * shape.stage)
-        return Prediction(predicted_us(shape, self.t, self.once * self.shown(shape)), shape.shared, self.floor, moved)
+        return self.prediction(self.predicted(self.table(schedule)), 0)
 
-    def shown(self, shape: Shape) -> float:
-        """The share of keys that are read."""
-        return shown(self.roles.limits, self.g.loop or "", shape.s.loop, shape.extents, dict(shape.s.tiles))
+    def prediction(self, all_: Predictions, n: int) -> Prediction:
+        """That of schedule number n."""
+        return Prediction(float(all_.us[n]), int(all_.shared[n]), self.floor, float(all_.moved[n]))
+
+    def ranked(self, count: int, small: Model | None) -> list[Ranked]:
+        """The best schedules, all predicted at once."""
+        own = self.table()
+        if not len(own.stages):
+            return []
+        found = self.predicted(own)
+        scores = np.sqrt(found.us * small.predicted(own).us) if isinstance(small, StripModel) else found.us
+        best = np.sort(scores)[:count][-1]
+        near = (int(n) for n in np.flatnonzero(scores <= best))
+        chosen = (Ranked(own.schedule(n), self.prediction(found, n), float(scores[n])) for n in near)
+        return sorted(chosen, key=lambda r: r.order)[:count]

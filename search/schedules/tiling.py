@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -85,6 +86,12 @@ class BlockModel(Model):
         if not batch_axes(program, graph) <= set(graph.grid):
             raise Refused("a batch of products that the grid does not split")
         self.model, self.target = CostModel(program, graph, target, sizes), target
+
+    def at(self, sizes: Mapping[str, int]) -> BlockModel:
+        """The same with other sizes of symbols."""
+        other = copy.copy(self)
+        other.model = CostModel(self.model.p, self.model.g, self.target, sizes)
+        return other
 
     @cached_property
     def space(self) -> Batch:
