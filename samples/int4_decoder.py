@@ -239,18 +239,20 @@ def difference(a: Any, b: Any) -> float:
 
 
 def profile(run: Any, times: int = 5) -> list[tuple[float, float, str]]:
-    """(microseconds, launches, name) of each kernel in a run."""
-    import torch  # noqa: PLC0415
+    """(microseconds, launches, name) of each kernel in a run. The time of one that starts while others run, which it may have
+    to wait for, counts from their end on."""
     from torch.profiler import ProfilerActivity  # noqa: PLC0415
+    from torch.profiler import profile as profiled  # noqa: PLC0415
 
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as p:
+    with profiled(activities=[ProfilerActivity.CUDA]) as p:
         for _ in range(times):
             run()
-    events = p.key_averages()
-    return sorted(
-        ((e.self_device_time_total / times, e.count / times, e.key[:90]) for e in events if e.self_device_time_total),
-        reverse=True,
-    )
+    spans = sorted((e.time_range.start, e.time_range.end, e.name[:90]) for e in p.events() if e.device_time_total)
+    found, last = dict[str, list[float]](), 0.0
+    for start, end, name in spans:
+        found.setdefault(name, []).append(max(0.0, end - max(start, last)))
+        last = max(last, end)
+    return sorted(((sum(us) / times, len(us) / times, name) for name, us in found.items()), reverse=True)
 
 
 def measure(folder: Path, batch: int, prompt: int, positions: list[int], seconds: float, shown: int) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def each(
     kept: Kept | None,
     told: Callable[[int, Standing], None] | None = None,
 ) -> Iterator[tuple[int, FragmentPlan | Lost]]:
-    """(number of the job, its plan or why there is none), known ones first, the others as they end. New ones are kept; `told`
-    hears how far searches are, with the job's number."""
+    """(number of the job, its plan or why there is none), known ones first, the others as they end; equal programs are planned
+    once. New ones are kept; `told` hears how far searches are, with the job's number."""
     store = kept if fragment_cache.lasting(options) and not debug.requested_stages() else None
     names = [fragment_cache.plan_key(*job[:4], _own(options, job)) if store is not None else "" for job in jobs]
     missing = []
@@ -50,19 +50,33 @@ def each(
             missing.append(k)
         else:
             yield k, stored
-    options = shared_out(options, len(missing), crew.workers)
-    calls = [(*jobs[k][:4], _own(options, jobs[k])) for k in missing]
+    alike: dict[Any, list[int]] = {}
+    for k in missing:
+        alike.setdefault((jobs[k][2].key(), *jobs[k][3:]), []).append(k)
+    groups = [*alike.values()]
+    options = shared_out(options, len(groups), crew.workers)
+    calls = [(*jobs[k][:4], _own(options, jobs[k])) for k, *_ in groups]
 
     def hear(n: int, standing: Standing) -> None:
         if told is not None:
-            told(missing[n], standing)
+            told(groups[n][0], standing)
 
     telling = None if told is None else hear
-    for n, plan in crew.each(PLAN, calls, telling, names=[names[k] for k in missing]):
-        k = missing[n]
-        if store is not None and not isinstance(plan, Lost):
-            store.put(names[k], fragment_cache.plan_to_json(plan))
-        yield k, plan
+    for n, found in crew.each(PLAN, calls, telling, names=[names[k] for k, *_ in groups]):
+        for k in groups[n]:
+            plan = found if isinstance(found, Lost) or k == groups[n][0] else _renamed(found, jobs[k])
+            if store is not None and not isinstance(plan, Lost):
+                store.put(names[k], fragment_cache.plan_to_json(plan))
+            yield k, plan
+
+
+def _renamed(plan: FragmentPlan, job: Job) -> FragmentPlan:
+    """The plan of an equal program for a job: other names of tensors, and sources with its identifier."""
+    identifier, name, program = job[:3]
+    plans = {
+        kind: printed(p, identifier, program, load_target(p.target), plan.passes) for kind, p in plan.plans.items()
+    }
+    return replace(plan, id=identifier, name=name, program=program, plans=plans)
 
 
 def _own(options: PlanOptions, job: Job) -> PlanOptions:

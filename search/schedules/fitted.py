@@ -143,6 +143,7 @@ class Rows:
     meet_warp_us: float  #: microseconds of a reduction over lanes of a warp
     meet_block_us: float  #: microseconds of a reduction over the warps of a block
     meet_cluster_us: float  #: microseconds of a reduction over the blocks of a cluster
+    block_us: float  #: microseconds from the start of a block that reduces nothing to the start of the next one
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ ENGINE = "rows"
 THREADS = (64, 128, 256, 512, 1024)
 LANES_ACROSS = (1, 2, 4, 8, 16, 32)
 TURNS = (1, 2, 4, 8)
-SLOTS = (1, 2, 4)  #: chunks of a thread where nothing is reduced
+SLOTS = (1, 2, 4, 8)  #: chunks of a thread where nothing is reduced
 CLUSTERS = (2, 4, 8)
 SPARE = 32  #: registers of a thread for addresses and the like
 SCRATCH = 12288  #: floats that a block's threads may exchange
@@ -224,7 +224,8 @@ def predicted_us(
         start = c.ahead_us if shape.ahead else c.start_us
     start += (shape.turns - 1) * c.turn_us
     waits = 0.0 if rows.along or not rows.row else (shape.slots - 1) * c.slot_us
-    return start + rows.levels * meet_us + waits + math.hypot(memory, work)
+    started = 0.0 if rows.row else blocks * c.block_us  # those that reduce live longer
+    return start + rows.levels * meet_us + waits + math.hypot(memory, work, started)
 
 
 def carried(rows: Rows, shape: Shape, sizes: Mapping[str, int]) -> float:

@@ -186,7 +186,8 @@ def unpacked(packed: Array, bits: int, count: int) -> Array:
     if bits not in (2, 4, 8):
         raise Refused(f"integers of {bits} bits")
     shifts = np.arange(0, 8, bits)
-    values = (packed.astype(np.int64)[..., None] >> shifts) & ((1 << bits) - 1)
+    of_byte = (np.arange(256)[:, None] >> shifts) & ((1 << bits) - 1)
+    values = of_byte.astype(np.int16)[packed.astype(np.uint8)]
     return values.reshape(*packed.shape[:-1], packed.shape[-1] * len(shifts))[..., :count]
 
 
@@ -196,10 +197,15 @@ def _matmul_n_bits(call: Call) -> Tensor:
     bits, size = call.integer("bits", 4), call.integer("block_size")
     blocks = -(-deep // size)
     packed = call.array(1).reshape(wide, blocks, -1)
-    whole = unpacked(packed, bits, size).reshape(wide, blocks * size)[:, :deep]
-    groups = call.array(4).astype(np.int64) if call.given(4) else np.arange(deep) // size
-    scale = call.array(2).reshape(wide, blocks)[:, groups]
-    weights = (whole - _zero_points(call, wide, blocks, bits)[:, groups]) * scale
+    whole = unpacked(packed, bits, size)
+    scale, zero = call.array(2).reshape(wide, blocks), _zero_points(call, wide, blocks, bits)
+    if call.given(4):
+        groups = call.array(4).astype(np.int64)
+        weights = (whole.reshape(wide, -1)[:, :deep] - zero[:, groups].astype(np.float64)) * scale[:, groups]
+    else:
+        weights = whole - zero[:, :, None].astype(np.float64)
+        weights *= scale[:, :, None]
+        weights = weights.reshape(wide, -1)[:, :deep]
     y, bias = matmul(call.limits, call.array(0), weights.T), call.maybe(5)
     return call.like(y if bias is None else y + bias)
 
