@@ -18,7 +18,7 @@ from mirage_cli.errors import MirageError, OutOfTime
 from mirage_cli.processes import isolation
 from mirage_cli.runtime import example, sessions
 
-RUN_SECONDS = 20.0  #: of a run, which is ended then: it has not failed
+RUN_SECONDS = 5.0  #: of a run, which is ended then: it has not failed
 SECONDS = 120.0  #: of all of them
 MOST = 1 << 26  #: elements of all inputs: with more nothing is tried
 

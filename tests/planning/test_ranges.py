@@ -72,6 +72,8 @@ def test_sizes_that_are_far_from_the_floor_are_searched_too() -> None:
     at, names = list[Mapping[str, int]](), ("batch", "past")
 
     class Fake:
+        models = None
+
         def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
             self.sizes = sizes
 
@@ -82,7 +84,7 @@ def test_sizes_that_are_far_from_the_floor_are_searched_too() -> None:
         def search(self, *_: Any) -> Any:
             return mock.Mock(candidates=[mock.Mock(graph="", schedules=tuple((self.sizes or {}).items()))])
 
-    def time(c: Any, target: Any, sizes: Mapping[str, int]) -> float:
+    def time(c: Any, target: Any, sizes: Mapping[str, int], models: Any) -> float:
         return 1.0 if c.schedules and ranges._near(dict(c.schedules), sizes) else 100.0
 
     fragment = mock.Mock(symbols=names)
