@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from mirage_cli.options.dims import Range
 from mirage_cli.report.stored_plan import StoredPlan
 from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided
 from mirage_cli.search.schedules.cost import TYPICAL, floor_us
-from mirage_cli.search.schedules.ranking import Models, total_us
+from mirage_cli.search.schedules.ranking import Models, rescheduled, total_us
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.search import FAR_FROM_FLOOR, Candidate, Searcher
 from mirage_cli.search.ways import Way
@@ -26,6 +27,7 @@ LEAST_US = {True: 0.5, False: 10.0}  #: that a further one has to save
 MOST_POINTS = 160  #: sizes at which candidates are compared
 FURTHER, FAR = 4, 1.5  #: further sizes that are searched, and times the least time from which on they are worth it
 NEAR = 4  #: times a size below which another one is near
+RESCHEDULED = 16  #: sizes for which the schedules of a muGraph are chosen again
 TRIED = 12  #: candidates of the search at one size that are rendered until one can be
 
 
@@ -120,18 +122,21 @@ def pool(
 ) -> tuple[list[Candidate], list[list[float]]]:
     """Candidates that may be taken for some sizes, with their times at all `points`: the one that serves all of them, and the
     best at single ones that fits. These are the ends and, on GPUs, those where the candidates so far leave most to gain, of
-    sizes that none searched is near to."""
+    sizes that none searched is near to; then the best muGraph of each of the others with schedules for it."""
     known: dict[tuple[object, ...], bool] = {(own.graph, own.schedules): True}
     candidates, grid = [own], points(program.symbols, given)
 
     def search(at: Sizes) -> None:
         for c in searcher.at(at).search(program, target).candidates[:TRIED]:
-            key = (c.graph, c.schedules)
-            if key not in known:
-                known[key] = fits(c)
-                candidates.extend([c] if known[key] else [])
-            if known[key]:
+            if taken(c):
                 break
+
+    def taken(c: Candidate) -> bool:
+        key = (c.graph, c.schedules)
+        if key not in known:
+            known[key] = fits(c)
+            candidates.extend([c] if known[key] else [])
+        return known[key]
 
     searched = searched_points(program.symbols, given)
     for at in searched:
@@ -147,7 +152,25 @@ def pool(
         searched.append(grid[k])
         search(grid[k])
         found += times(candidates[len(found) :], target, grid, searcher.models)
+    if target.threaded:
+        for k in _to_reschedule(program, grid, found, least):
+            best = candidates[min(range(len(found)), key=lambda c: found[c][k])]
+            schedules = rescheduled(best.graph, target, grid[k], searcher.options.engines, searcher.models)
+            if schedules:
+                taken(replace(best, schedules=schedules))
+        found += times(candidates[len(found) :], target, grid, searcher.models)
     return candidates, found
+
+
+def _to_reschedule(
+    program: Program, grid: Sequence[Sizes], times: Sequence[Sequence[float]], least: Sequence[float]
+) -> list[int]:
+    """The sizes (by number) at which other schedules may gain something: those furthest from the floor, each extent once."""
+    order = sorted(range(len(grid)), key=lambda k: -min(own[k] for own in times) / least[k])
+    alike: dict[tuple[int, ...], int] = {}
+    for k in order:
+        alike.setdefault(tuple(ex.value(a.extent, grid[k]) for a in program.axes), k)
+    return [*alike.values()][:RESCHEDULED]
 
 
 def _near(one: Sizes, two: Sizes) -> bool:

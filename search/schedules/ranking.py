@@ -103,6 +103,14 @@ def engine_ranked(
         return []
 
 
+def rescheduled(
+    graph: KernelGraph, target: Target, sizes: Mapping[str, int], engines: Sequence[str], models: Models
+) -> tuple[Schedule, ...]:
+    """The best schedules of a muGraph's kernels, each by itself, where symbols are `sizes`; none where a kernel has none."""
+    ranks = [ranked(k.program, k.block, target, 1, sizes, False, True, engines, models) for k in graph.kernels]
+    return tuple(own[0].schedule for own in ranks) if all(ranks) else ()
+
+
 def joining_us(model: Model, program: Program, target: Target, sizes: Mapping[str, int]) -> float:
     """Microseconds that a kernel's sources in parts take to be stored whole in front of it, but for writing them; 0 where it
     stores them itself."""

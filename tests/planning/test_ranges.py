@@ -87,8 +87,12 @@ def test_sizes_that_are_far_from_the_floor_are_searched_too() -> None:
     def time(c: Any, target: Any, sizes: Mapping[str, int], models: Any) -> float:
         return 1.0 if c.schedules and ranges._near(dict(c.schedules), sizes) else 100.0
 
-    fragment = mock.Mock(symbols=names)
-    with mock.patch.object(ranges, "time", time), mock.patch.object(ranges, "floor_us", lambda *_: 1.0):
+    fragment = mock.Mock(symbols=names, axes=())
+    with (
+        mock.patch.object(ranges, "time", time),
+        mock.patch.object(ranges, "floor_us", lambda *_: 1.0),
+        mock.patch.object(ranges, "RESCHEDULED", 0),
+    ):
         own: Any = mock.Mock(graph="", schedules=())
         found, times = ranges.pool(fragment, newest(("sm_90a",)), Fake(), {}, own, lambda c: True)  # type: ignore[arg-type]
     ends = ranges.searched_points(names, {})
