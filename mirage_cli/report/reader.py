@@ -32,12 +32,18 @@ def read(folder: Path) -> dict[str, Any]:
         _check_names(codec.checked(data, Report))
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(
-            f"{folder}: expected an output folder of mirage optimize, found no {MARK} in it", _OPTIMIZE
+            f"{folder}: expected an output folder of mirage optimize, found no {MARK} in it", _hint(folder)
         ) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: expected a report of mirage, found what cannot be read: {error}", _AGAIN) from None
     report: dict[str, Any] = data
     return report
+
+
+def _hint(folder: Path) -> str:
+    """What to do with a folder that is no output: it may be one with models."""
+    models = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")])
+    return f"mirage optimize {folder} -o DIR writes one; a model of this folder is {models[0]}" if models else _OPTIMIZE
 
 
 def _places(folder: Path, data: Any) -> str:

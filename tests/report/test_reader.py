@@ -223,6 +223,10 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path, tmp_path / "none", tmp_path / "file"):
         assert refusal(folder) == f"{folder}: expected an output folder of mirage optimize, found no report.json in it"
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(ModelError) as raised:
+        reader.read(tmp_path)
+    assert str(raised.value.hint).endswith(f"a model of this folder is {tmp_path / 'model.onnx'}")
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,17 @@ def rounds_activations(node: ir.Node) -> bool:
 
 
 def _declare_rounding(call: Call, i: int) -> None:
-    """Say of a weight that products with it round, if all that read it do."""
-    if all(rounds_activations(user) for user, _ in call.tensor(i).uses()):
+    """Say of a weight that products with it round, if all do that read it but to look rows up."""
+    if all(rounds_activations(user) or _looks_up(call, user) for user, _ in call.tensor(i).uses()):
         call.graph.declare_rounds(call.arg(i))
+
+
+def _looks_up(call: Call, node: ir.Node) -> bool:
+    """True for a lookup of rows that are chosen at run time, of a tied embedding: no product of ours has what it gives."""
+    if node.op_type == "Reshape" and not node.outputs[0].is_graph_output():
+        return all(_looks_up(call, user) for user, _ in node.outputs[0].uses())
+    indices = node.inputs[1] if node.op_type == "GatherBlockQuantized" else None
+    return indices is not None and call.scope.known(indices) is None
 
 
 # --- products of packed blocks ------------------------------------------------------------------------------------------

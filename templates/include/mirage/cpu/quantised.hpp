@@ -15,6 +15,7 @@ namespace mirage {
 inline namespace MIRAGE_ISA {
 
 constexpr int UNPACKED_ROWS = LANES == 16 ? 5 : LANES == 8 ? 4 : 3;  // rows for which numbers are unpacked into registers
+constexpr int ALONE = LANES == 16 ? 1 : 2;  // vectors that few rows meet at a time: one panel streams faster than two
 constexpr int FEW_ROWS = LANES == 16 ? 20 : LANES == 8 ? 8 : 4;      // up to here they are unpacked again for every so many rows
 
 // Numbers as they are stored: several in a byte, the first in its low bits, or one.
@@ -294,7 +295,7 @@ MIRAGE_INLINE void quantised_block(Result c, const float* a, int64_t lda, const 
 // The same for a block of SIZE rows or fewer, and the columns of BLOCK_COLS.
 template <int SIZE, class C>
 MIRAGE_INLINE void quantised_block_of(int rows, Result c, const float* a, int64_t lda, const C& b, int64_t j, int depth) {
-    constexpr int VECTORS = SIZE <= 3 ? 2 : 1;
+    constexpr int VECTORS = SIZE <= 3 ? ALONE : 1;
     if (SIZE == 1 || rows == SIZE) {
         for (int v = 0; v < BLOCK_COLS / LANES; v += VECTORS)
             quantised_block<SIZE, VECTORS>({c.data + v * LANES, c.row, c.fresh}, a, lda, b, j + v * LANES, depth);

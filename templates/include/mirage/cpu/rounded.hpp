@@ -281,7 +281,7 @@ MIRAGE_INLINE constexpr int rounded_rows(int rows) {
 template <class Sum, int SIZE, class C>
 MIRAGE_INLINE void rounded_block_of(int rows, Result c, const Lines& a, int i, const C& b, int64_t j, int depth) {
     if (SIZE == 1 || rows == SIZE) {
-        constexpr int VECTORS = SIZE <= 2 ? 2 : 1;
+        constexpr int VECTORS = SIZE == 1 ? ALONE : SIZE == 2 ? 2 : 1;
         for (int v = 0; v < BLOCK_COLS / LANES; v += VECTORS)
             rounded_block<Sum, SIZE, VECTORS>({c.data + v * LANES, c.row, c.fresh}, a, i, b, j + v * LANES, depth);
         return;

@@ -171,6 +171,18 @@ def test_activations_stay_where_a_weight_is_read_without_rounding_too() -> None:
     assert rounded_weights(given) == set()
 
 
+def test_rows_that_are_looked_up_in_a_weight_change_no_rounding() -> None:
+    """The embedding and the head of a decoder may be one tensor."""
+    text = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+    g (float[a,64] x, int64[n] i) => (float[a,9] y, float[n,64] e) {
+        y = com.microsoft.MatMulNBits <K = 64, N = 9, bits = 4, block_size = 32, accuracy_level = 4> (x, q, s)
+        e = com.microsoft.GatherBlockQuantized <block_size = 32, bits = 4, quantize_axis = 1> (q, %s, s)
+    }"""
+    tensors = {"q": whole(256, 9, 32), "s": noise(9, 2)}
+    assert rounded_weights(parsed(text % "i", **tensors)) == {"q"}
+    assert rounded_weights(parsed(text % "known", **tensors, known=np.array([1, 2]))) == set()
+
+
 @pytest.mark.parametrize(
     ("kind", "axis", "size"),
     [("int4", 0, 16), ("uint4", 0, 64), ("int4", 1, 16), ("int4", 0, 8), ("int8", 0, 16), ("uint8", 0, 32)],
