@@ -121,11 +121,16 @@ template <class T>
 struct OfBlocks {
     const T* first;
     MIRAGE_MEMBER Vector get(int64_t block) const { return load_vector(first + block * PANEL); }
+    MIRAGE_MEMBER void fetch(int64_t block, int64_t ahead) const { __builtin_prefetch(first + block * PANEL + ahead, 0, 2); }
 };
 struct OfAll {
     Vector value;
     MIRAGE_MEMBER Vector get(int64_t) const { return value; }
+    MIRAGE_MEMBER void fetch(int64_t, int64_t) const {}
 };
+template <class F>
+MIRAGE_INLINE int64_t deep_of(const Stored<F>& x) { return x.deep; }
+MIRAGE_INLINE int64_t deep_of(Same) { return 0; }
 template <class F>
 MIRAGE_INLINE OfBlocks<typename F::Element> of_blocks(const Stored<F>& x, int64_t j) {
     return {place(static_cast<const typename F::Element*>(x.panels), x.deep, x.column() + j, x.position())};
@@ -218,6 +223,9 @@ struct Columns {
             scales[v] = of_blocks(x.scale, j + v * LANES);
         }
     }
+    // How far words, and scales, lie behind those at the same positions of the columns of so many panels before them.
+    MIRAGE_MEMBER int64_t words_ahead(int panels) const { return panels * groups * PANEL; }
+    MIRAGE_MEMBER int64_t scales_ahead(int panels) const { return panels * deep_of(x.scale) * PANEL; }
     MIRAGE_MEMBER Parts parts(int64_t at) const { return {x.block, at / x.block - 1, 0, at % x.block}; }
 };
 template <class F>

@@ -216,10 +216,12 @@ struct ByteSums {
     static constexpr int SUMS = LANES == 16 ? (SOME < 4 ? 4 : SOME < 8 ? 2 : 1) : SOME < 4 ? 8 / BITS : 1;
     Sum sum[SUMS][ROWS][VECTORS];
 
-    // with word `n` of so many
-    MIRAGE_MEMBER void step(int n, const uint32_t** from, const int8_t* x, int64_t pitch) {
+    // with word `n` of so many; those `ahead` are fetched to the second-level cache, or the next ones to the first-level one
+    template <bool APART>
+    MIRAGE_MEMBER void step(int n, const uint32_t** from, const int8_t* x, int64_t pitch, int64_t ahead) {
         for (int v = 0; v < VECTORS; ++v) {
-            if (v * LANES % PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from[v]) + FETCHED);
+            if (v * LANES % PANEL == 0 && !APART) __builtin_prefetch(reinterpret_cast<const char*>(from[v]) + FETCHED);
+            if (v * LANES % PANEL == 0 && APART) __builtin_prefetch(from[v] + ahead, 0, 2);
             const Words word = load_words(from[v]);
             from[v] += PANEL;
             for (int g = 0; g < 8 / BITS; ++g) {
@@ -234,13 +236,14 @@ struct ByteSums {
                 for (int v = 0; v < VECTORS; ++v) sum[s][r][v].close();
     }
     // over `left` positions from words `from` on, which move behind them
-    MIRAGE_MEMBER void run(const uint32_t** from, const int8_t* x, int64_t pitch, int left) {
+    template <bool APART = false>
+    MIRAGE_MEMBER void run(const uint32_t** from, const int8_t* x, int64_t pitch, int left, int64_t ahead = 0) {
         for (; left >= UNIT; left -= UNIT) {
-            for (int n = 0; n < UNIT / PER; ++n, x += PER) step(n, from, x, pitch);
+            for (int n = 0; n < UNIT / PER; ++n, x += PER) step<APART>(n, from, x, pitch, ahead);
             close();
         }
         if (left <= 0) return;
-        for (; left > 0; left -= PER, x += PER) step(0, from, x, pitch);
+        for (; left > 0; left -= PER, x += PER) step<APART>(0, from, x, pitch, ahead);
         close();
     }
     MIRAGE_MEMBER Ints total(int r, int v) const {
@@ -249,20 +252,29 @@ struct ByteSums {
         return of;
     }
 };
-// ROWS x VECTORS of c, from column j and row i of the rounded ones on.
+// ROWS x VECTORS of c, from column j and row i of the rounded ones on; behind the columns there may be `more`. Parts of panels are
+// no stream that a processor sees: that of the next panel is fetched.
 template <class Sum, int ROWS, int VECTORS, class C>
-MIRAGE_INLINE void rounded_block(Result c, const Lines& a, int i, const C& b, int64_t j, int depth) {
+MIRAGE_INLINE void rounded_block(Result c, const Lines& a, int i, const C& b, int64_t j, int depth, bool more) {
     const uint32_t* from[VECTORS];
     decltype(of_blocks(b.x.zero, j)) zeros[VECTORS];
     decltype(of_blocks(b.x.scale, j)) scales[VECTORS];
     b.begin(from, zeros, scales, j);
+    constexpr int PANELS = VECTORS * LANES < PANEL ? 1 : VECTORS * LANES / PANEL;
+    const bool apart = more && depth < b.x.numbers.deep;
+    const int64_t ahead = apart ? b.words_ahead(PANELS) : 0;
     Vector total[ROWS][VECTORS] = {};
     Parts parts = b.parts(0);
     for (int at = 0, part = 0, n = 0; at < depth; at += part, ++n) {
         part = parts.next(depth - at);
         ByteSums<Sum, typename C::Number, ROWS, VECTORS> sums = {};
-        sums.run(from, a.at(i, at), a.pitch, part);
+        if (apart) {
+            sums.template run<true>(from, a.at(i, at), a.pitch, part, ahead);
+        } else {
+            sums.run(from, a.at(i, at), a.pitch, part);
+        }
         for (int v = 0; v < VECTORS; ++v) {
+            if (apart && v * LANES % PANEL == 0) scales[v].fetch(parts.block, b.scales_ahead(PANELS));
             const Vector scale = scales[v].get(parts.block);
             const Vector less = scale * (zeros[v].get(parts.block) + static_cast<float>(C::TURNED));
             for (int r = 0; r < ROWS; ++r) {
@@ -279,14 +291,15 @@ MIRAGE_INLINE constexpr int rounded_rows(int rows) {
     return rows >= TALL ? TALL : rows >= 4 ? 4 : rows >= 2 ? 2 : rows;
 }
 template <class Sum, int SIZE, class C>
-MIRAGE_INLINE void rounded_block_of(int rows, Result c, const Lines& a, int i, const C& b, int64_t j, int depth) {
+MIRAGE_INLINE void rounded_block_of(int rows, Result c, const Lines& a, int i, const C& b, int64_t j, int depth, bool more) {
     if (SIZE == 1 || rows == SIZE) {
         constexpr int VECTORS = SIZE == 1 ? ALONE : SIZE == 2 ? 2 : 1;
         for (int v = 0; v < BLOCK_COLS / LANES; v += VECTORS)
-            rounded_block<Sum, SIZE, VECTORS>({c.data + v * LANES, c.row, c.fresh}, a, i, b, j + v * LANES, depth);
+            rounded_block<Sum, SIZE, VECTORS>({c.data + v * LANES, c.row, c.fresh}, a, i, b, j + v * LANES, depth,
+                                              more || v + VECTORS < BLOCK_COLS / LANES);
         return;
     }
-    if constexpr (SIZE > 1) rounded_block_of<Sum, rounded_rows(SIZE - 1)>(rows, c, a, i, b, j, depth);
+    if constexpr (SIZE > 1) rounded_block_of<Sum, rounded_rows(SIZE - 1)>(rows, c, a, i, b, j, depth, more);
 }
 template <class Sum, class Form, int MOST, class C>
 [[maybe_unused]] static void rounded_products(Result c, int rows, int cols, int depth, const Lines& a, const C& b) {
@@ -295,10 +308,11 @@ template <class Sum, class Form, int MOST, class C>
         for (int i = 0, high = 0; i < rows; i += high) {
             high = rounded_rows(rows - i);
             if (Form::DIRECT && width == BLOCK_COLS) {
-                rounded_block_of<Sum, rounded_rows(MOST)>(high, {c.data + i * c.row + j, c.row, c.fresh}, a, i, b, j, depth);
+                rounded_block_of<Sum, rounded_rows(MOST)>(high, {c.data + i * c.row + j, c.row, c.fresh}, a, i, b, j, depth,
+                                                          j + BLOCK_COLS < cols);
             } else {
                 alignas(64) float own[TALL * BLOCK_COLS];
-                rounded_block_of<Sum, rounded_rows(MOST)>(high, {own, BLOCK_COLS, true}, a, i, b, j, depth);
+                rounded_block_of<Sum, rounded_rows(MOST)>(high, {own, BLOCK_COLS, true}, a, i, b, j, depth, false);
                 Form::put(c, own, i, j, high, width);
             }
         }
