@@ -28,9 +28,11 @@ def storage_order(source: Input) -> list[str]:
 
 
 def pitch(cols: int, target: Target) -> int:
-    """Elements between rows of a plain tile. On the CPU rows that are a large power of two long get a line more, as they
-    would fall into the same places of the first-level cache."""
-    return cols + LINE if not target.threaded and cols and cols % ALIASED == 0 else max(1, cols)
+    """Elements between rows of a plain tile. On the CPU longer rows begin at lines, as vectors across two are slow, and
+    those that are a large power of two long get a line more: they would fall into the same places of the first-level cache."""
+    if target.threaded or cols < LINE:
+        return max(1, cols)
+    return cols + LINE if cols % ALIASED == 0 else -(-cols // LINE) * LINE
 
 
 def matrix_type(contraction: BlockOp, target: Target) -> DType:

@@ -166,6 +166,30 @@ template <int LEAST, int MOST, class T>
 
 // Numbers between panels of some depth: a line apart, or many of them would share places of the first-level cache.
 MIRAGE_INLINE int panel_size(int depth) { return (depth + 1) * BLOCK_COLS; }
+// Four rows of `depth` neighbours, `row` apart, as four columns of a panel.
+template <class T>
+MIRAGE_INLINE void turn_rows(float* __restrict to, const T* __restrict from, int64_t row, int depth) {
+    typedef float Four __attribute__((vector_size(16)));
+    typedef int32_t Places __attribute__((vector_size(16)));
+    constexpr Places LOW = {0, 4, 1, 5}, HIGH = {2, 6, 3, 7}, FIRST = {0, 1, 4, 5}, LAST = {2, 3, 6, 7};
+    int k = 0;
+    for (; k + LANES <= depth; k += LANES) {
+        Four x[4][LANES / 4];
+        for (int q = 0; q < 4; ++q) {
+            const Vector wide = load_vector(from + q * row + k);
+            std::memcpy(x[q], &wide, sizeof wide);
+        }
+        for (int l = 0; l < LANES / 4; ++l) {
+            const Four low[2] = {__builtin_shuffle(x[0][l], x[1][l], LOW), __builtin_shuffle(x[2][l], x[3][l], LOW)};
+            const Four high[2] = {__builtin_shuffle(x[0][l], x[1][l], HIGH), __builtin_shuffle(x[2][l], x[3][l], HIGH)};
+            const Four column[4] = {__builtin_shuffle(low[0], low[1], FIRST), __builtin_shuffle(low[0], low[1], LAST),
+                                    __builtin_shuffle(high[0], high[1], FIRST), __builtin_shuffle(high[0], high[1], LAST)};
+            for (int t = 0; t < 4; ++t) std::memcpy(to + (k + 4 * l + t) * BLOCK_COLS, &column[t], sizeof(Four));
+        }
+    }
+    for (; k < depth; ++k)
+        for (int q = 0; q < 4; ++q) to[k * BLOCK_COLS + q] = to_float(from[q * row + k]);
+}
 // Columns as panels of BLOCK_COLS: number (k, j) of a panel at [k * BLOCK_COLS + j], zeros behind the last column. Rows of
 // b are read in the order in which they lie.
 template <int SIDE, bool WHOLE, class T>
@@ -178,13 +202,17 @@ template <int SIDE, bool WHOLE, class T>
                 const Vector x = load_vector(b.data + k * b.depth + p * BLOCK_COLS + at);
                 store_vector(to + p * panel_size(depth) + k * BLOCK_COLS + at, x);
             }
-    for (int p = whole; !(SIDE == 1 && WHOLE) && p * BLOCK_COLS < width; ++p)
-        for (int q = 0; q < BLOCK_COLS; ++q) {
-            const int j = p * BLOCK_COLS + q;
-            float* const from = to + p * panel_size(depth) + q;
-            for (int k = 0; k < depth; ++k)
-                from[k * BLOCK_COLS] = j < width ? to_float(b.data[j * b.row + k * b.depth]) : 0.0f;
-        }
+    for (int p = whole; !(SIDE == 1 && WHOLE) && p * BLOCK_COLS < width; ++p) {
+        const int left = width - p * BLOCK_COLS < BLOCK_COLS ? width - p * BLOCK_COLS : BLOCK_COLS;
+        float* const panel = to + p * panel_size(depth);
+        const Operand<T> from = {b.data + p * BLOCK_COLS * b.row, b.row, b.depth};
+        int q = 0;
+        if (left < BLOCK_COLS) std::memset(panel, 0, static_cast<size_t>(depth) * BLOCK_COLS * sizeof(float));
+        if (SIDE != 1 && b.depth == 1)
+            for (; q + 4 <= left; q += 4) turn_rows(panel + q, from.data + q * b.row, b.row, depth);
+        for (; q < left; ++q)
+            for (int k = 0; k < depth; ++k) panel[k * BLOCK_COLS + q] = to_float(from.data[q * b.row + k * b.depth]);
+    }
 }
 // Fewer than BLOCK_COLS columns of a panel.
 template <int LEAST, int MOST>
@@ -193,7 +221,11 @@ template <int LEAST, int MOST>
     alignas(64) float part[BLOCK_ROWS * BLOCK_COLS] = {};
     for (int i = 0, high = 0; i < rows; i += high) {
         high = first_block(rows - i);
-        block_of<PLAIN, 2, LEAST, MOST>(high, {part, BLOCK_COLS, true}, a + i * lda, lda, panel, BLOCK_COLS, depth);
+        const Result to = {part, BLOCK_COLS, true};
+        if (width <= LANES)
+            block_of<PLAIN, 1, LEAST, MOST>(high, to, a + i * lda, lda, panel, BLOCK_COLS, depth);
+        else
+            block_of<PLAIN, 2, LEAST, MOST>(high, to, a + i * lda, lda, panel, BLOCK_COLS, depth);
         for (int r = 0; r < high; ++r)
             for (int q = 0; q < width; ++q) {
                 float& to = c.data[(i + r) * c.row + q];

@@ -170,12 +170,10 @@ MIRAGE_INLINE float m_exp(float x) {
     const float y = e.p * power_of_two(first) * power_of_two(second);
     return x < -104.0f ? 0.0f : y;  // beyond the largest number y is infinite, and NaN stays NaN
 }
-// exp of a number up to 0, beside 1: what would be subnormal is 0
+// exp of a number up to 0, beside 1: 0 below 2^-127
 MIRAGE_INLINE float exp_weight(float x) {
-    const float bounded = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-    const Power e = split_exp(bounded);
-    const float y = e.p * power_of_two(e.n);
-    return x < -87.0f ? 0.0f : y;
+    const Power e = split_exp(-90.0f > x ? -90.0f : x);  // in this order: NaN stays
+    return e.p * power_of_two(e.n > -127 ? e.n : -127);
 }
 MIRAGE_INLINE float m_abs(float x) { return as_float(as_bits(x) & 0x7fffffffu); }
 MIRAGE_INLINE float with_sign(float magnitude, float sign) {
@@ -293,8 +291,7 @@ MIRAGE_INLINE float m_div0(float x, float y) {
 }
 // exp(x - maximum); a row whose maximum is -inf has nothing to weigh
 MIRAGE_INLINE float m_exp_minus(float x, float maximum) {
-    const float e = exp_weight(x - maximum);  // first: a loop with a call in one branch is not vectorised
-    return maximum == -INFINITY ? 0.0f : e;
+    return exp_weight(x - (maximum == -INFINITY ? 0.0f : maximum));
 }
 // exp(old - new) for a running maximum; 1 while both are -inf
 MIRAGE_INLINE float m_exp_difference(float old_max, float new_max) {

@@ -65,20 +65,16 @@ MIRAGE_INLINE void store_row(T* __restrict to, const float* __restrict from, int
 }
 
 // --- reductions -------------------------------------------------------------------------------------------------------------
-// Each has `take(x, y)`, which joins y to x: numbers, or vectors of them.
+// Each has `take(x, y)`, which joins y to x.
 struct Sum {
     using Wide = double;
     static inline float none() { return 0.0f; }
-    template <class T>
-    MIRAGE_INLINE void take(T& x, const T& y) {
-        x += y;
-    }
+    MIRAGE_INLINE void take(double& x, double y) { x += y; }
 };
 struct Max {
     using Wide = float;
     static inline float none() { return -INFINITY; }
     MIRAGE_INLINE void take(float& x, float y) { x = m_max(x, y); }
-    MIRAGE_INLINE void take(Vector& x, const Vector& y) { x = ((x > y) | (x != x)) ? x : y; }
 };
 // R over f(0) .. f(n - 1), in sixteen interleaved parts so that it can run on vectors. Sums are made in double: a row of equal
 // numbers would be rounded to one side again and again
@@ -99,37 +95,65 @@ MIRAGE_INLINE typename R::Wide reduce(int n, F f) {
     return part[0];
 }
 
-// The same for numbers that lie side by side. Four are joined as they are, which is exact for sums of equal ones.
-template <class R>
-MIRAGE_INLINE typename R::Wide reduce_row(const float* p, int n) {
-    using Wide = typename R::Wide;
-    constexpr int COUNT = sizeof(Vector) / sizeof(Wide), PER = LANES / COUNT;  // vectors of the machine's size
-    typedef Wide Part __attribute__((vector_size(sizeof(Vector))));
+// The sum of numbers that lie side by side. Four are added as they are, which is exact for equal ones.
+MIRAGE_INLINE double sum_of_row(const float* p, int n) {
+    constexpr int COUNT = LANES / 2;  // in double
+    typedef double Part __attribute__((vector_size(sizeof(Vector))));
     typedef float Few __attribute__((vector_size(COUNT * sizeof(float))));
-    Part part[PER];
-    for (int l = 0; l < PER; ++l) part[l] = Part{} + static_cast<Wide>(R::none());
-    const auto take = [&](const Vector& x) {
-        Few few[PER];
+    Part part[2] = {};
+    const auto add = [&](const Vector& x) {
+        Few few[2];
         std::memcpy(few, &x, sizeof x);
-        for (int l = 0; l < PER; ++l) R::take(part[l], __builtin_convertvector(few[l], Part));
+        for (int l = 0; l < 2; ++l) part[l] += __builtin_convertvector(few[l], Part);
     };
     int k = 0;
     for (; k + 4 * LANES <= n; k += 4 * LANES) {
         Vector x[4];
         for (int l = 0; l < 4; ++l) x[l] = load_vector(p + k + l * LANES);
-        R::take(x[0], x[1]);
-        R::take(x[2], x[3]);
-        R::take(x[0], x[2]);
-        take(x[0]);
+        add((x[0] + x[1]) + (x[2] + x[3]));
     }
-    for (; k + LANES <= n; k += LANES) take(load_vector(p + k));
-    for (int l = 1; l < PER; ++l) R::take(part[0], part[l]);
-    Wide lane[COUNT];
+    for (; k + LANES <= n; k += LANES) add(load_vector(p + k));
+    double lane[COUNT];
+    part[0] += part[1];
     std::memcpy(lane, &part[0], sizeof lane);
-    for (; k < n; ++k) R::take(lane[0], static_cast<Wide>(p[k]));
+    for (; k < n; ++k) lane[0] += static_cast<double>(p[k]);
     for (int width = COUNT / 2; width > 0; width /= 2)
-        for (int l = 0; l < width; ++l) R::take(lane[l], lane[l + width]);
+        for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
     return lane[0];
+}
+// The most of numbers that lie side by side. The instruction leaves a NaN out that something follows: the sum shows it.
+MIRAGE_INLINE float most_of_row(const float* p, int n) {
+    constexpr int AT_ONCE = 4;
+    Vector most[AT_ONCE], sum = {};
+    for (int l = 0; l < AT_ONCE; ++l) most[l] = Vector{} - INFINITY;
+    int k = 0;
+    for (; k + AT_ONCE * LANES <= n; k += AT_ONCE * LANES)
+        for (int l = 0; l < AT_ONCE; ++l) {
+            const Vector x = load_vector(p + k + l * LANES);
+            most[l] = most[l] > x ? most[l] : x;
+            sum += x;
+        }
+    for (int l = 1; l < AT_ONCE; ++l) most[0] = most[0] > most[l] ? most[0] : most[l];
+    float lane[LANES], total = add_lanes(sum);
+    store_vector(lane, most[0]);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; ++l) lane[l] = lane[l] > lane[l + width] ? lane[l] : lane[l + width];
+    float top = lane[0];
+    for (; k < n; ++k) {
+        top = top > p[k] ? top : p[k];
+        total += p[k];
+    }
+    for (int i = 0; total != total && i < n; ++i) top = m_max(top, p[i]);
+    return top;
+}
+// R over numbers that lie side by side.
+template <class R>
+MIRAGE_INLINE typename R::Wide reduce_row(const float* p, int n) {
+    if constexpr (__is_same(R, Max)) {
+        return most_of_row(p, n);
+    } else {
+        return sum_of_row(p, n);
+    }
 }
 
 }  // namespace MIRAGE_ISA
