@@ -8,7 +8,7 @@ On a CPU that is onnxruntime, as it runs what stays when a session is made (`run
 3. everything elementwise between products, which is joined: it reads and writes once;
 4. the operators that are left over, which copy: transposes, slices, concatenations.
 
-What is one operator for libraries (attention with a cache) reads and writes once too.
+What is one operator for libraries (attention with a cache, on CPUs any that holds several products) reads and writes once too.
 
 Constants are fitted by `python -m samples.cpu_fit`.
 """
@@ -16,7 +16,7 @@ Constants are fitted by `python -m samples.cpu_fit`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -41,7 +41,7 @@ def original_us(
     alone is no operator: runtimes join it with the product that reads it."""
     original = _Original(program, target, sizes)
     if operators == FUSED:
-        fused, launches = (original.fused(), KERNELS) if target.threaded else (original.on_cpu(1), 1)
+        fused, launches = (original.fused(), KERNELS) if target.threaded else (original.on_cpu(1, cached=True), 1)
         return fused + launches * target.kernel_us
     return (original.on_cpu(operators) if not target.threaded else original.on_gpu()) + operators * target.kernel_us
 
@@ -133,15 +133,27 @@ class _Original:
         return 2.0 * math.prod(self.extents[a] for a in axes)
 
     # --- CPU ----------------------------------------------------------------------------------------------------------
-    def on_cpu(self, operators: int) -> float:
-        """Microseconds on a CPU, but for what every operator costs."""
+    def on_cpu(self, operators: int, cached: bool = False) -> float:
+        """Microseconds on a CPU, but for what every operator costs; `cached`: all is attention behind caches."""
         products = [n for n in self.nodes if n.op == "contract"]
         joined = list(self.joined())
+        if operators < len(products) and not cached:
+            return 1e6 * self.held(products, joined)
         left = max(0, operators - len(products) - len(joined))
         copied = max([self.activations(n) for n in products] + [moved for _, moved in joined], default=0.0)
         seconds = sum(map(self.product, products)) + sum(self.elementwise(*part) for part in joined)
         t, c = self.target, self.target.fitted(Cpu)
         return 1e6 * (seconds + left * copied / (t.bandwidth * c.library_copies))
+
+    def held(self, products: Sequence[Node], joined: Sequence[tuple[float, float]]) -> float:
+        """Seconds of an operator that holds several products (Attention): what is between them stays in caches, and products
+        of blocks are as fast as large ones."""
+        t, c = self.target, self.target.fitted(Cpu)
+        multiplied = sum(self.flops(n) / (t.library_rate(n.dtype) * t.units * c.library_rate) for n in products)
+        moved = sum(self.bytes(v.name) for v in self.program.inputs) + sum(
+            self.bytes(o.value) for o in self.program.outputs
+        )
+        return multiplied + self.elementwise(sum(operations for operations, _ in joined), moved)
 
     def activations(self, product: Node) -> float:
         """Bytes that a product reads and writes beside weights."""

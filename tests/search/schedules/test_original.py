@@ -155,3 +155,17 @@ def test_small_products_of_activations_are_slow_and_large_ones_are_not() -> None
     for side, share in ((100, 0.5), (900, 0.9)):
         us = original_us(program(scores(side), F32), 1, target)
         assert 2 * 8 * side**2 * 64 / us * 1e6 == pytest.approx(share * full, rel=1e-3)
+
+
+def test_one_operator_that_holds_an_attention_passes_blocks_in_caches() -> None:
+    """What two products and a softmax apart lose by size and by reading scores, one operator does not."""
+
+    def whole(g: Graph, t: DType) -> Sequence[int]:
+        q, k, v = (g.input(name, (8, 100, 64), t) for name in "qkv")
+        return [compose.matmul(g, compose.softmax(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), [2]), v)]
+
+    target, p = cpu(library_small=100.0, library_special=1e9), program(whole, F32)
+    rate = target.flops["f32"] * target.units * target.fitted(Cpu).library_rate
+    moved = 4 * 4 * 8 * 100 * 64 / (target.bandwidth * target.fitted(Cpu).library_bandwidth)
+    assert original_us(p, 1, target) == pytest.approx(1e6 * (2 * 2 * 8 * 100**2 * 64 / rate + moved), rel=1e-3)
+    assert original_us(p, 3, target) > 1.5 * original_us(p, 1, target)
