@@ -84,13 +84,14 @@ def optimize(
 
 
 def _folder(voice: Voice, path: Path, output: str | None, options: Options) -> None:
+    from mirage_cli.frontends import folders
     from mirage_cli.optimization import folder_story
 
     with voice.progress() as progress:
         found = folder_story.optimize(path, Path(output or ""), options, progress)
-    voice.result(
-        found.to_json, lambda: "\n".join([*(_summary(r, output) for r in found.models.values()), *found.notes])
-    )
+    places = {m.file: os.path.normpath(os.path.join(output or "DIR", m.place)) for m in folders.read(path).members}
+    told = (_summary(report, places[file]) for file, report in found.models.items())
+    voice.result(found.to_json, lambda: "\n".join([*told, *found.notes]))
 
 
 def effective(config: str | None, given: dict[str, Any]) -> Options:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from mirage_cli.optimization import story
+from mirage_cli.frontends import folders
+from mirage_cli.optimization import folder_story, story
 from mirage_cli.options import config, settings
 from mirage_cli.options.options import Options
 from mirage_cli.patching import saving
+from mirage_cli.report.models import FolderReport
 from mirage_cli.report.report import Report
 from tests.commands.conftest import Run, error_of
 from tests.exporters import reports
@@ -46,6 +48,21 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Pa
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_what_comes_next_is_told_of_each_model_of_a_folder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("encoder", "decoder"):
+        (tmp_path / "onnx").mkdir(exist_ok=True)
+        (tmp_path / "onnx" / f"{name}.onnx").touch()
+
+    def made(path: Path, out: Path, options: Options, progress: Any) -> FolderReport:
+        return FolderReport(str(path), {m.file: reports.report(path=m.file) for m in folders.read(path).members})
+
+    monkeypatch.setattr(folder_story, "optimize", made)
+    told = run("optimize", tmp_path, "-o", "out").stdout
+    assert [f"mirage verify out/onnx/{name}" in told for name in ("decoder", "encoder")] == [True, True]
 
 
 def test_json_is_the_report(run: Run, tmp_path: Path, fixed: list[str | Path]) -> None:
