@@ -20,9 +20,9 @@ class Model(ABC):
 
     stores = False
 
-    @abstractmethod
-    def at(self, sizes: Mapping[str, int]) -> Model:
-        """The same for other sizes of symbols, with what does not depend on them."""
+    def at(self, sizes: Mapping[str, int]) -> Model | None:
+        """The same for other sizes of symbols, with what does not depend on them; None where it is to be made anew."""
+        return None
 
     @abstractmethod
     def schedules(self) -> Iterable[Schedule]:

@@ -53,7 +53,7 @@ class Models:
         _, model = self._known[key]
         if isinstance(model, Refused):
             raise model
-        return model.at(sizes)
+        return model.at(sizes) or MODELS[engine](program, graph, target, sizes)
 
 
 def ranked(

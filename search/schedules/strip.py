@@ -1,4 +1,4 @@
-"""The engine `strip`: which block graphs suit it, and how their axes lie in matrices.
+"""The engine `strip`: which block graphs suit it, how their axes lie in matrices, and the sizes of kernels.
 
 Each group of warps walks its own iterations of the loop with values in registers; what groups have accumulated is merged
 behind the loop. Products are done by matrix instructions, so every axis of their results lies either along the rows (16
@@ -7,17 +7,22 @@ at a time) or along the columns (8 at a time) of a matrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.limits import Form
+from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import limits, shown_loads
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.visible import walked
 from mirage_cli.search.schedules import packed
+from mirage_cli.search.schedules.cost import number
 from mirage_cli.search.schedules.fitted import Clusters
 from mirage_cli.search.schedules.schedule import Schedule, padded_depths
 from mirage_cli.search.schedules.target import Target
@@ -25,6 +30,7 @@ from mirage_cli.search.schedules.target import Target
 RESERVED = 1024  #: bytes of shared memory that every block takes beside its own
 MOST_RESIDENT = 4  #: blocks of a multiprocessor beyond which more gain nothing
 OTHER_REGISTERS = 100  #: of a thread, for all but the results of products
+LINE = 128  #: bytes of a line of memory
 Size = Callable[[str, str], int]  #: positions of an axis that a tile of a phase holds
 
 
@@ -228,3 +234,213 @@ def multiply_together(s: Schedule, target: Target) -> bool:
     """True if the four warps of 64 rows multiply together, as matrix instructions of a warpgroup: where columns are shared,
     since operands lie in shared memory then."""
     return target.features.warpgroup_products and across_of(s) > 1 and s.number("members") % 4 == 0
+
+
+# --- sizes of kernels -------------------------------------------------------------------------------------------------
+class Shape:
+    """The sizes of a kernel: bytes and work of one block, as its lowering will have them."""
+
+    def __init__(
+        self,
+        program: Program,
+        graph: BlockGraph,
+        s: Schedule,
+        r: Roles,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self.p, self.g, self.s, self.r = program, graph, s, r
+        self.extents, self.axes = {a.name: number(a.extent, sizes) for a in program.axes}, r.axes
+        self.held = self.extents | padded_depths(graph, lambda a: s.tile(a) or self.extents[a], s.loop)
+        self._padded: dict[tuple[frozenset[str], int], int] = {}
+        self.members = s.number("members")
+        self.across = across_of(s)
+        self.groups = s.warps // (self.members * self.across)
+        reads = {i.name: program.sources[i.source].dtype.size for i in program.inputs}
+        types = {i: o.dtype for o in products(graph) for i in o.inputs}
+        operands, smalls = set(types), {i for o in small_products(graph) for i in o.inputs}
+        self.column_unit = 1 if packed.in_every_product(graph, r.packed) else 8 * self.across
+        self.stage = self.kept = self.stored = 0  # bytes; `stored` are those of a stage that go on to memory
+        self.rings: list[tuple[int, float]] = []  # bytes of a stage's tiles, and those of them that lie side by side
+        self.lines = 0.0  # pieces of memory lines that a stage takes
+        for o in graph.ops:
+            if o.op == "load" and (o.name in operands | smalls or self._feeds(o.name, operands)):
+                whole = o.name in operands | smalls or any(
+                    o.name in u.inputs and u.name not in operands for u in graph.ops
+                )
+                elements = self.elements(self.axes[o.name], o.phase, whole)
+                bytes_ = math.ceil(elements * reads[o.source_value or ""] / 128) * 128
+                if o.phase == BODY:
+                    self.stage += bytes_
+                    self.stored += bytes_ if program.sources[self.p.input(o.source_value or "").source].parts else 0
+                    run = self.run(o.source_value or "")
+                    self.rings.append((bytes_, run))
+                    self.lines += bytes_ / min(LINE, run)
+                else:
+                    self.kept += bytes_
+        for o in graph.ops:
+            converted = (
+                o.op == "load" and o.name in operands and packed.type_of(self.p, o.source_value or "") != types[o.name]
+            )
+            if converted or (o.op == "thread" and o.name in operands - r.made - r.packed.keys() - self.r.shown):
+                bytes_ = self.elements(self.axes[o.name], o.phase, True) * (4 if self.exact() else 2)
+                self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
+        if self.across > 1:
+            self.kept += self.groups * self._exchanged(r.made)
+        self.results = [o for o in graph.ops if o.op == "accum" and o.inputs[0] in r.made]
+        self.merge = sum(
+            4 * self.rows(own) * (self.groups * (self.cols(own) + 4) + (self.cols(own) if o.name in smalls else 0))
+            for o in self.results
+            for own in (self.axes[o.name],)
+        )
+        if graph.split:
+            summed = [o for o in graph.ops if o.op == "grid_sum"]
+            self.kept += sum(4 * math.prod(self.size(a, BODY) for a in self.axes[o.name]) + 512 for o in summed)
+        self.kept += 4096 if self.across == 1 else 1024  # of several warps across the vectors are counted above
+
+    def _exchanged(self, made: frozenset[str]) -> int:
+        """Bytes through which the warps of a group that share columns show one another operands, maxima and sums."""
+        operands = {i for o in products(self.g) for i in o.inputs} & made
+        size = 4 if self.exact() else 2
+        bytes_ = sum(size * self.rows(self.axes[n]) * self.cols(self.axes[n]) for n in operands)
+        return bytes_ + 4 * self.across * sum(
+            self.rows(self.axes[o.name]) for o in self.g.ops if o.op in ("top", "sum") and o.inputs[0] in made
+        )
+
+    def run(self, value: str) -> float:
+        """Bytes of an input that lie side by side in a tile."""
+        n = packed.type_of(self.p, value).size
+        for slot in reversed(self.p.input(value).access):
+            held = 1 if slot.axis is None else self.size(slot.axis, BODY)
+            n *= held
+            if slot.extent != held:
+                break
+        return n
+
+    def exact(self) -> bool:
+        """True if products are done in float32."""
+        return any(o.dtype is not None and o.dtype.bytes == 4 for o in products(self.g))
+
+    def _feeds(self, load: str, operands: set[str]) -> bool:
+        return any(o.name in operands and load in o.inputs and o.op == "thread" for o in self.g.ops)
+
+    def size(self, axis: str, phase: str) -> int:
+        """Positions of an axis in a tile."""
+        if axis == self.g.loop and phase == BODY:
+            return self.s.loop
+        tile = self.s.tile(axis)
+        return tile if tile is not None else self.held[axis]
+
+    def rows(self, axes: frozenset[str]) -> int:
+        """Rows of a block's strip with padding."""
+        return self._held(axes & self.r.sides.rows, 16 * self.members)
+
+    def cols(self, axes: frozenset[str]) -> int:
+        """Columns of a strip with padding."""
+        return self._held(axes & self.r.sides.cols, 8 * self.across)
+
+    def _held(self, axes: frozenset[str], unit: int) -> int:
+        """Positions of axes in a tile of the body, up to a multiple."""
+        key = (axes, unit)
+        if key not in self._padded:
+            self._padded[key] = -(-math.prod(self.size(a, BODY) for a in axes) // unit) * unit
+        return self._padded[key]
+
+    def elements(self, axes: frozenset[str], phase: str, whole: bool = False) -> int:
+        """Elements of a tile with padding; a `whole` one, which products read, has all columns of a matrix even for one."""
+        n = 1
+        for own, unit in (
+            (axes & self.r.sides.rows, 16 * self.members),
+            (axes & self.r.sides.cols, self.column_unit),
+            (axes - self.r.sides.rows - self.r.sides.cols, 1 if self.r.packed else 16),
+        ):
+            held = math.prod(self.size(a, phase) for a in own)
+            n *= -(-held // unit) * unit if held > 1 else 1
+        alone = whole and all(self.size(a, phase) == 1 for a in axes & (self.r.sides.rows | self.r.sides.cols))
+        return n * self.column_unit if alone else n
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that reduce together."""
+        if not self.g.split:
+            return 1
+        if self.s.parts:
+            return self.s.parts
+        return -(-self.extents[self.g.split[0]] // (self.s.tile(self.g.split[0]) or 1))
+
+    def turns(self, extents: Mapping[str, int]) -> float:
+        """Iterations of a group, those of which a mask shows something, where axes have these extents."""
+        loop, tiles = self.g.loop or "", dict(self.s.tiles)
+        if self.s.parts:
+            tiles[loop] = -(-extents[loop] // self.s.parts)
+        steps = walked(self.r.limits, loop, self.s.loop, extents, tiles)[0]
+        return math.ceil(steps / self.groups)
+
+    def multiplies(self, exact_price: float, split_price: float) -> float:
+        """Matrix instructions of a warp in an iteration; one for float32, plain or split, counts as many as its price says."""
+        total = 0.0
+        for o in products(self.g):
+            own, columns = self.axes[o.name], self.cols(self.axes[o.name]) / 8
+            depth = math.prod(self.size(a, BODY) for a in o.over)
+            exact = split_price if columns > self.across else exact_price
+            total += (exact if o.dtype == F32 else 1.0) * self.rows(own) / 16 * columns * math.ceil(depth / 16)
+        return total / self.members / self.across
+
+    def steps(self) -> float:
+        """Steps of 16 rows and 32 positions of quantised numbers in an iteration of a warp; preparing 8 columns of as many
+        positions counts for a part of one."""
+        total = 0.0
+        for o in products(self.g):
+            if self.r.packed.keys() & set(o.inputs):
+                own, depth = self.axes[o.name], math.prod(self.size(a, BODY) for a in o.over)
+                matrices = self.rows(own) / 16 / self.members
+                total += (matrices + packed.COLUMNS * self.cols(own) / 8) * depth / packed.STEP
+        return total
+
+    def operand_bytes(self) -> float:
+        """Bytes of shared memory that a warp reads as operands of products in an iteration."""
+        made, total = self.r.made, 0.0
+        for o in products(self.g):
+            own = self.axes[o.name]
+            rows, cols = self.rows(own) / self.members, self.cols(own) / self.across
+            chained = any(i in made for i in o.inputs) and self.across == 1
+            depth = math.prod(self.size(a, BODY) for a in o.over)
+            total += (cols + (0 if chained else rows)) * 16 * math.ceil(depth / 16) * (4 if self.exact() else 2)
+        return total
+
+    def clocks(self) -> float:
+        """Clocks of a multiprocessor for a block's iteration, where four warps multiply together: what the matrix units or
+        reading both operands from shared memory takes."""
+        total = 0.0
+        for o in products(self.g):
+            own = self.axes[o.name]
+            depth, cols = math.prod(self.size(a, BODY) for a in o.over), self.cols(own) / self.across
+            total += math.ceil(depth / 16) * max(cols / 2, 16 * math.ceil(cols / 128) + cols / 4)
+        return total * self.groups * self.across * self.members / 4
+
+    def elementwise(self, computed_price: float) -> float:
+        """Elementwise operations of a lane in an iteration, each times its price; an element of a tile that is computed of
+        tiles counts as many as its price says."""
+        made, total = self.r.made, 0.0
+        operands = {i for o in products(self.g) for i in o.inputs} - self.r.packed.keys() - self.r.shown
+        for o in self.g.ops:
+            own = self.axes[o.name]
+            n = self.rows(own) * self.cols(own) / 32 / self.members / self.across
+            if o.phase == BODY and o.op == "thread" and o.thread is not None and o.name in made:
+                total += n * o.thread.flops()
+            elif o.phase == BODY and o.op == "thread" and o.name in operands:
+                total += computed_price * self.elements(own, BODY) / 32 / self.members
+            elif o.phase == BODY and o.op in ("sum", "top"):
+                read = self.axes[o.inputs[0]]
+                if o.inputs[0] in made:
+                    total += self.rows(read) * self.cols(read) / 32 / self.members / self.across
+                else:
+                    total += 4.0 * self.elements(read, BODY) / 32 / self.members
+            elif o.op == "accum" and len(o.inputs) > 1:
+                total += n
+        return total
+
+    def registers(self) -> float:
+        """Registers of a thread that strips take."""
+        strips = {o.name for o in products(self.g)}
+        lanes = 32 * self.members * self.across
+        return sum(self.rows(self.axes[n]) * self.cols(self.axes[n]) / lanes for n in strips)

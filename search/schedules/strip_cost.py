@@ -1,4 +1,4 @@
-"""The cost of kernels of the engine `strip`, of all schedules at once, fitted to measurements of 532 kernels and of 59
+"""The schedules of the engine `strip` and their cost, of all at once, fitted to measurements of 532 kernels and of 59
 attention kernels with few queries on one H200: for the latter the logarithm of prediction over measurement has a root mean
 square of 0.15, and what the model chooses among them is 1.04 times slower than the best (geometric mean). Of 62 kernels with
 quantised weights, whose steps took more instructions than now: 0.18, and 1.09 times. What matrix instructions take was fitted
@@ -7,6 +7,8 @@ to 85 kernels of published layers on an H100 (`samples/gpu_fit.py`)."""
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,21 +16,171 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.errors import Refused
+from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.mugraph import BlockGraph
+from mirage_cli.search.mugraph.hidden import given_limits
+from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
 from mirage_cli.search.mugraph.visible import shown
+from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.cost import Prediction, Ranked, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.products import Floats
 from mirage_cli.search.schedules.schedule import Schedule, block_count
-from mirage_cli.search.schedules.strip import CHUNK, multiply_together, resident, roles, units_for
-from mirage_cli.search.schedules.strip_shapes import Shape, shapes
+from mirage_cli.search.schedules.strip import (
+    CHUNK,
+    NOMINAL,
+    RESERVED,
+    Roles,
+    Shape,
+    multiply_together,
+    products,
+    resident,
+    roles,
+    units_for,
+)
 from mirage_cli.search.schedules.target import Target
 
 PARTS = 4  #: parts of a multiprocessor that issue instructions
+ROWS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)  #: rows of a block's strips
+CHAINED_ROWS = (16, 32, 64, 128, 256)  #: the same where products are multiplied again: others spill
+COLUMNS = (8, 16, 32, 64)  #: columns of a block's strips where an axis is too long to be held whole
+HELD_COLUMNS = 512  #: columns that a block may hold whole
+OWN_COLUMNS = 64  #: columns of results that a warp has at least where several share them
+ONE_WARP = 128  #: columns that one warp holds by itself
+DEPTHS = (16, 32, 64)  #: positions of the loop in an iteration
+WARPS = (4, 8)
+CLUSTERS = (2, 4, 8)  #: blocks that share a split reduction
+MOST_STAGES = 8
+MATRIX_REGISTERS, PLAIN_REGISTERS = 160, 128  #: of a thread that strips may take; of products of loaded tiles alone
 
 
+def shapes(program: Program, graph: BlockGraph, target: Target, r: Roles) -> Iterator[tuple[Shape, list[int]]]:
+    """The schedules of a block graph with its roles that are worth a prediction, those that differ in their numbers of stages
+    alone together. Raises Refused where clusters lack."""
+    if graph.split and (len(graph.split) != 1 or not target.features.clusters):
+        raise Refused("a reduction over blocks needs clusters")
+    along_rows = [a for a in r.sides.rows & _result(program) if a != graph.loop]
+    for tiles in itertools.product(*(_tiles(program, graph, r, a) for a in graph.grid)):
+        tile = dict(zip(graph.grid, tiles, strict=True))
+        rows = math.prod(_held(program, tile, a) for a in along_rows)
+        cols = math.prod(tile[a] for a in r.sides.cols if a in tile and a not in graph.split)
+        if not 1 <= rows <= ROWS[-1] or (cols > HELD_COLUMNS):
+            continue
+        depths = _depths(program, graph, r)
+        for loop, warps in itertools.product(depths, WARPS):
+            extent = program.extent(graph.loop or "")
+            if isinstance(extent, int) and loop >= 2 * extent and loop > depths[0]:
+                continue
+            shares, numbers = _shared_out(program, graph, tile, loop)
+            if graph.loop in graph.split and shares[graph.loop or ""] % loop:
+                continue
+            for members, across in itertools.product((1, 2, 4, 8), (1, 2, 4, 8)):
+                if warps % (members * across) or (members > 1 and (rows < 16 * members or not (r.chained or r.packed))):
+                    continue
+                if across > 1 and not _shared(program, graph, r, tile, loop, across):
+                    continue
+                own = (("members", members), *((("across", across),) if across > 1 else ()), *numbers)
+                s = Schedule(tuple(shares.items()), loop, warps, 2, "strip", own)
+                shape = Shape(program, graph, s, r)
+                if stages := _stages(shape, target):
+                    yield shape, stages
+
+
+def _depths(program: Program, graph: BlockGraph, r: Roles) -> list[int]:
+    """Positions of the loop in an iteration, the fewest first."""
+    if not r.packed:
+        return list(DEPTHS)
+    each = max(packed.inner_depth(program, q) for q in r.packed.values())
+    beside = {b for q in r.packed.values() for b in q.beside}
+    depths = sorted({d // each for d in packed.DEPTHS if d >= each})
+    return [d for d in depths if all(packed.may_be_copied(program, b, graph.loop or "", d) for b in beside)]
+
+
+def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, int], loop: int, across: int) -> bool:
+    """True if so many warps may share the columns of scores and results: there have to be enough of both."""
+    results = [
+        math.prod(_held(program, tile, a) for a in r.axes[o.name] & r.sides.cols)
+        for o in graph.ops
+        if o.op == "accum" and o.inputs[0] in r.made
+    ]
+    most = max(results, default=0)
+    narrow = all(o.dtype != F32 for o in products(graph))  # in float32 they were slower
+    return narrow and r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
+
+
+def _shared_out(
+    program: Program, graph: BlockGraph, tile: Mapping[str, int], loop: int
+) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
+    """The tiles of a schedule, and its number of `parts` where blocks share a loop of unknown length: `tile` has that number
+    in the place of the share's length then."""
+    if graph.loop not in graph.split or isinstance(program.extent(graph.loop or ""), int):
+        return dict(tile), ()
+    return dict(tile) | {graph.loop or "": 2 * loop}, (("parts", tile[graph.loop or ""]),)
+
+
+def _stages(shape: Shape, target: Target) -> list[int]:
+    """Numbers of stages for which one block, or two, on a multiprocessor have memory; no more than a group has iterations, and
+    one: the memory is left to the blocks of the next kernel, which ask for its weights meanwhile."""
+    r = shape.r
+    known = isinstance(shape.p.extent(shape.g.loop or ""), int) and not r.packed
+    most = min(MOST_STAGES, 1 + int(shape.turns(shape.extents))) if known else MOST_STAGES
+    registers = shape.registers() * (2 if r.packed else 1)  # sums of blocks are there besides
+    counts: dict[int, None] = {}
+    for blocks in (1, 2, 3, 4) if r.packed else (1, 2):
+        room = min(target.shared_total // blocks - RESERVED, target.shared_bytes) - shape.kept
+        stages = min(most, room // max(1, shape.stage * shape.groups))
+        allowed = MATRIX_REGISTERS if r.chained else PLAIN_REGISTERS
+        if stages >= 2 and shape.merge <= room and registers <= allowed:
+            counts[stages] = None
+    return [*counts]
+
+
+def _result(program: Program) -> frozenset[str]:
+    """The axes of what is stored."""
+    return frozenset(s.axis for o in program.outputs for s in o.access if s.axis is not None)
+
+
+def _held(program: Program, tile: Mapping[str, int], axis: str) -> int:
+    extent = program.extent(axis)
+    return tile.get(axis, extent if isinstance(extent, int) else NOMINAL)
+
+
+def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int]:
+    extent = program.extent(axis)
+    if axis in graph.split:
+        if not isinstance(extent, int):
+            return list(CLUSTERS) if axis == graph.loop else []  # see `_shared_out`
+        least, most = DEPTHS[0], DEPTHS[-1]
+        if r.packed:
+            least = most = max([1, *(packed.UNIT // packed.inner_depth(program, q) for q in r.packed.values())])
+        unit = most if extent >= most * CLUSTERS[0] else least
+        shares = {-(-extent // (parts * unit)) * unit for parts in CLUSTERS if extent >= parts * unit}
+        return sorted(x for x in shares if x < extent)
+    if axis in r.batch or (axis not in r.sides.rows and axis not in r.sides.cols):
+        return [1]
+    if any(_parted(program, o.source_value or "", axis) for o in graph.ops if o.op == "load" and o.phase == BODY):
+        return [1]
+    if axis in r.sides.rows:
+        if not isinstance(extent, int):
+            one = [1] if given_limits(program, graph) else []  # behind a cache most runs have a single row
+            return [*one, *(x for x in CHAINED_ROWS if x <= 128)]
+        return sorted({min(x, extent) for x in (CHAINED_ROWS if r.chained else ROWS)})
+    if not isinstance(extent, int):
+        return list(COLUMNS)
+    if r.chained and extent <= HELD_COLUMNS:
+        return [extent]
+    return [extent] if extent <= COLUMNS[1] else sorted({min(x, extent) for x in COLUMNS[1:]})
+
+
+def _parted(program: Program, value: str, axis: str) -> bool:
+    """True if what is read behind a position of an axis is a part of what is stored there: no tile holds two of them."""
+    access = program.input(value).access
+    behind = [s for k, s in enumerate(access) if axis in {before.axis for before in access[:k]} and s.extent != 1]
+    return any(s.axis is None or s.extent != program.extent(s.axis) for s in behind)
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Table:
     """Schedules, which differ from others in their number of `stages` alone where they have one shape, and what kernels with

@@ -156,10 +156,6 @@ class WarpgroupModel(Model):
         if not all(source[v] in (F16, BF16) and _brought(program, v) for v in loads):
             raise Refused("an operand of a product is not of 16 bits, or has no rows that the copy engine can bring")
 
-    def at(self, sizes: Mapping[str, int]) -> WarpgroupModel:
-        """The model with other sizes of symbols."""
-        return WarpgroupModel(self.p, self.g, self.t, sizes)
-
     def checked_rows(self) -> str:
         """The axis of rows. Raises Refused where products have none in common, or are none for warpgroups."""
         graph, loop, axes = self.g, self.g.loop, self.axes
