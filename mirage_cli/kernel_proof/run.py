@@ -27,6 +27,7 @@ from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instruc
     sync,
     tile,
     warpgroup,
+    warpgroup_split,
 )
 from mirage_cli.kernel_interpreter.memory import SIZES, Fault, Global, Memory, Pointer, Unknown
 from mirage_cli.kernel_interpreter.numbers import Arithmetic, Array

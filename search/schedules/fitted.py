@@ -152,6 +152,11 @@ class Warpgroup:
 
     launch_us: float  #: microseconds from launch to launch, with nothing in between
     share: float  #: of the target's matrix rate that products of loaded tiles reach where nothing else bounds them
+    split_share: float  #: the same of a sixth of it, where float32 is split
+    meet_split_us: float  #: microseconds of an iteration whose numbers are split, beside products and splitting
+    split_rows_us: float  #: microseconds of 4096 elements that consumers split in registers
+    split_us: float  #: microseconds of 4096 elements that are split in shared memory
+    cluster_us: float  #: microseconds of a launch of clusters that share operands, beside another launch
     deep_share: float  #: of that, where a consumer holds more than 64 rows
     latency_us: float  #: microseconds from the request for a tile until it is there
     copied: float  #: bytes in a microsecond that a multiprocessor is brought at most, all of them together

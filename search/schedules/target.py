@@ -28,6 +28,7 @@ CHANGEABLE = (
     "latency_us",
     "fork_us",
     "margin",
+    "strip",
     CPU,
 )
 _WORDS = {
@@ -122,8 +123,9 @@ def load_target(name: str) -> Target:
 
 
 def changed_target(changes: Mapping[str, Any], place: str) -> Target:
-    """A target with other rates and, of the CPU, fitted constants: `changes` are keys of its file with their values, and its
-    name. Limits stay, which sources are made for. Raises UsageError, beginning with `place`, for others and wrong values."""
+    """A target with other rates and, of the CPU and of strips, fitted constants: `changes` are keys of its file with their
+    values, and its name. Limits stay, which sources are made for. Raises UsageError, beginning with `place`, for others and
+    wrong values."""
     name = changes.get("name")
     if name not in target_names():
         raise UsageError(f"{place}name: expected {CPU}, or an architecture")

@@ -1,7 +1,8 @@
 """Schedules of the engine `warpgroup`: block graphs with many rows where warpgroups multiply, with predicted times.
 
-A graph suits when all its products stand in the loop, multiply 16-bit types and share an axis of rows of which a block
-takes at least 64. Its numbers (see `codegen/warpgroup/engine.py`): `cluster`, `band`, `turns`, `resident`, `ahead`, `kept`.
+A graph suits when all its products stand in the loop, multiply 16-bit types, or loaded tiles of float32 (which are split into
+parts), and share an axis of rows of which a block takes at least 64. Its numbers (see `codegen/warpgroup/engine.py`):
+`cluster`, `band`, `turns`, `resident`, `ahead`, `kept`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import BF16, F16
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Input, Program
 from mirage_cli.search.mugraph.hidden import limits
@@ -29,7 +30,7 @@ from mirage_cli.search.schedules.tiling import batch_axes
 PANEL = 64  #: positions of a contiguous axis come in multiples of this
 LEAST_ROWS = 33  #: fewer are for strips, which multiply 16 at a time
 GROUP_ROWS = 64  #: rows of a matrix instruction
-CHUNK = 8  #: elements of 16 bytes
+CHUNK = 16  #: bytes that the copy engine moves at a time
 REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgroup
 PRODUCER_REGISTERS = 40  #: of a thread of the warpgroup that brings tiles
 MOST_REGISTERS = 255
@@ -40,6 +41,11 @@ STAGES = tuple(range(12, 1, -1))  #: the most that fit
 LATE_STAGES = (6, 4, 3, 2)  #: the same where there are scores
 PARTS = (2, 4)  #: blocks that reduce together
 BARRIER_BYTES = 2048  #: of shared memory, beside tiles
+TYPES = (F16, BF16, F32)
+SPLIT_LOOP = 32  #: positions of an iteration whose products are split: sums of more lose digits
+SPLIT_PARTS = 3  #: numbers of bfloat16 that a float32 is split into
+SPLIT_PRODUCTS = 6  #: products of such numbers for one of float32
+SPLIT_STAGES = 2  #: of the parts of a tile
 
 
 def suits(target: Target) -> bool:
@@ -103,16 +109,17 @@ def walk(program: Program, source: Input) -> tuple[int, list[tuple[str, Extent, 
     return start, strides
 
 
-def aligned(start: int, walked: Sequence[tuple[str, Extent, Extent]]) -> bool:
+def aligned(start: int, walked: Sequence[tuple[str, Extent, Extent]], dtype: DType) -> bool:
     """True if the first element and all rows begin at multiples of 16 bytes, as the copy engine needs it."""
-    factors = (s.factor if isinstance(s, Symbolic) else s for _, _, s in walked[1:])
-    return start % CHUNK == 0 and all(f % CHUNK == 0 for f in factors)
+    factors, chunk = (s.factor if isinstance(s, Symbolic) else s for _, _, s in walked[1:]), CHUNK // dtype.bytes
+    return start % chunk == 0 and all(f % chunk == 0 for f in factors)
 
 
 def _brought(program: Program, value: str) -> bool:
     """True if the copy engine can bring tiles of a value."""
     try:
-        return aligned(*walk(program, program.input(value)))
+        source = program.input(value)
+        return aligned(*walk(program, source), program.sources[source.source].dtype)
     except Refused:
         return False
 
@@ -148,13 +155,18 @@ class WarpgroupModel(Model):
         self.fed, self.limits = feeds(graph), limits(program, graph)
         self.late = any(self.fed.values())
         self.c = target.fitted(Warpgroup)
-        self.rate = target.rate(self.contractions[0].dtype)
+        self.split = self.contractions[0].dtype == F32
+        self.rate = (
+            target.library_rate(BF16) / SPLIT_PRODUCTS if self.split else target.rate(self.contractions[0].dtype)
+        )
         self.once = bytes_once(program, sizes)
         self.floor = floor_us(program, target, sizes)
         source = {i.name: program.sources[i.source].dtype for i in program.inputs}
         loads = [o.source_value or "" for o in self.operands()]
-        if not all(source[v] in (F16, BF16) and _brought(program, v) for v in loads):
-            raise Refused("an operand of a product is not of 16 bits, or has no rows that the copy engine can bring")
+        if not all(source[v] in TYPES and _brought(program, v) for v in loads):
+            raise Refused("an operand of a product is of another type, or has no rows that the copy engine can bring")
+        if self.split and (self.late or any(o.phase != BODY for o in self.operands())):
+            raise Refused("float32 products of computed values, or of what is loaded once")
 
     def checked_rows(self) -> str:
         """The axis of rows. Raises Refused where products have none in common, or are none for warpgroups."""
@@ -163,8 +175,9 @@ class WarpgroupModel(Model):
             raise Refused("no products in a loop, or a reduction that is split along another axis")
         if graph.split and not isinstance(self.p.extent(loop), int):
             raise Refused(f"{loop}, which blocks share, has no known extent")
-        if any(o.phase != BODY or o.dtype not in (F16, BF16) for o in self.contractions):
-            raise Refused("a product outside the loop, or not of 16 bits")
+        types = {o.dtype for o in self.contractions}
+        if any(o.phase != BODY for o in self.contractions) or len(types) > 1 or not types <= set(TYPES):
+            raise Refused("a product outside the loop, or of another type than float32 and those of 16 bits")
         if any(o.op == "load" and o.phase != BODY and loop in axes[o.name] for o in graph.ops):
             raise Refused(f"an input would be held whole along {loop}")
         if any(not axes[i] - frozenset(o.over) - self.batch for o in self.contractions for i in o.inputs):
@@ -181,11 +194,12 @@ class WarpgroupModel(Model):
             return
         wide = [a for a in self.g.grid if a not in self.batch and a not in (self.rows, self.g.loop)]
         options = [self.columns(a) for a in wide]
-        known = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (64, 1))
+        known = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (192, 3), (64, 1))
+        loops = (SPLIT_LOOP,) if self.split else (128, 64)
         stages = LATE_STAGES if self.late else STAGES
         shapes = tuple(s for s in known if s[0] < self.extents[self.rows] + GROUP_ROWS)
         for columns, (height, consumers), loop, parts in itertools.product(
-            itertools.product(*options), shapes, (128, 64), PARTS if self.g.split else (1,)
+            itertools.product(*options), shapes, loops, PARTS if self.g.split else (1,)
         ):
             tiles = dict(zip(wide, columns, strict=True)) | {self.rows: height}
             if self.g.split:
@@ -223,7 +237,10 @@ class WarpgroupModel(Model):
 
         clusters = (1,) if self.g.split else (2, 1)
         if not self.late:
-            yield from (made(cluster, 16 // cluster, 0, 1, 0, 0) for cluster in clusters)
+            turns = int(self.split and consumers > 1)
+            yield from (made(cluster, 16 // cluster, turns, 1, 0, 0) for cluster in clusters)
+            if consumers == (1 if self.split else 2) and not self.g.split:
+                yield made(1, 16, 0, 2, 0, 0)
             return
         for kept in (1, 0) if self.keepable() else (0,):
             yield made(1, 0, int(consumers > 1), 1, 0, kept)
@@ -247,6 +264,10 @@ class WarpgroupModel(Model):
         """True if a left operand is computed before the loop: it is in registers then."""
         lefts = (self.ops[self.left(c)] for c in self.contractions)
         return any(o.op == "thread" and o.phase == PROLOGUE for o in lefts)
+
+    def bytes(self, o: BlockOp) -> int:
+        """Bytes of an element of a load."""
+        return self.p.sources[self.p.input(o.source_value or "").source].dtype.bytes
 
     @functools.cached_property
     def scaled(self) -> int:
@@ -296,28 +317,39 @@ class WarpgroupModel(Model):
     def fragments(self, s: Schedule) -> int:
         """Registers of a consumer's thread that hold fragments: results of products, and left operands that are computed
         (words of two elements)."""
-        total = 0
+        total, lefts = 0, dict[str, int]()
         for o in self.contractions:
             left = self.left(o)
             threads = 128 * (s.warps // 4 - 1)
             twice = 2 if s.number("ahead") and not self.fed[o.name] else 1
             out = frozenset().union(*(self.axes[i] for i in o.inputs)) - frozenset(o.over) - self.batch
-            total += twice * self.elements(out, s) // threads
-            if self.ops[left].op != "load" or (self.ops[left].phase == PROLOGUE and s.number("kept")):
+            total += (2 if self.split else twice) * self.elements(out, s) // threads
+            if self.split:
+                lefts[left] = SPLIT_PARTS * self.elements(self.axes[left] - self.batch, s) // (2 * threads)
+            elif self.ops[left].op != "load" or (self.ops[left].phase == PROLOGUE and s.number("kept")):
                 total += self.elements(self.axes[left] - self.batch, s) // (2 * threads)
-        return total
+        return total + sum(lefts.values())
 
     def shared(self, s: Schedule) -> int:
         """Bytes of shared memory of a block."""
         total = BARRIER_BYTES
         for o in self.operands():
-            total += 2 * self.elements(self.axes[o.name], s) * (s.stages if o.phase == BODY else 1)
+            total += self.bytes(o) * self.elements(self.axes[o.name], s) * (s.stages if o.phase == BODY else 1)
+            if self.split and self.rows not in self.axes[o.name]:
+                total += SPLIT_STAGES * self.parts(o, s)
         if self.g.split:
             for o in self.g.ops:
                 if o.op in ("grid_sum", "grid_top"):  # numbers of rows are published by each of four lanes
                     own = self.axes[o.name] - self.batch
                     total += 4 * self.elements(own, s) * (4 if own == {self.rows} else 1)
         return total
+
+    def parts(self, o: BlockOp, s: Schedule) -> int:
+        """Bytes of the parts of a tile, in whole panels."""
+        source = self.p.input(o.source_value or "").access
+        inner = next((a.axis for a in reversed(source) if a.extent != 1), None)
+        size = self.size(inner, s) if inner is not None else 1
+        return SPLIT_PARTS * 2 * self.elements(self.axes[o.name], s) // size * (-(-size // PANEL) * PANEL)
 
     # --- time -----------------------------------------------------------------------------------------------------------
     def predict(self, s: Schedule) -> Prediction:
@@ -340,8 +372,9 @@ class WarpgroupModel(Model):
         if self.late:
             us = max(turns * self.late_step(s) * resident, memory)
         else:
-            us = self.accumulated(s, turns, memory, min(1.0, units * together / (self.t.units * resident)))
-        us += self.c.launch_us + waves * self.unit(s, parts)
+            full = units * together / self.t.units
+            us = self.accumulated(s, turns, memory, min(1.0, full), min(resident, max(1.0, full)))
+        us += self.c.launch_us + (self.c.cluster_us if cluster > 1 else 0.0) + waves * self.unit(s, parts)
         return Prediction(us, self.shared(s), self.floor, float(traffic))
 
     def unit(self, s: Schedule, parts: int) -> float:
@@ -359,24 +392,28 @@ class WarpgroupModel(Model):
         return together + self.c.finish_us * work / (128 * (s.warps // 4 - 1)) + self.outer(s) / parts / self.c.stored
 
     def outer(self, s: Schedule) -> int:
-        """Bytes of a unit's results, and of what is loaded behind its loop."""
-        loads = (o for o in self.g.ops if o.op == "load" and o.phase == EPILOGUE)
-        read = [
-            (self.axes[o.name], self.p.sources[self.p.input(o.source_value or "").source].dtype.bytes) for o in loads
-        ]
+        """Bytes of a unit's results, and of what is read for them behind its loop."""
+        operands = {o.name for o in self.operands()}
+        loads = (
+            o
+            for o in self.g.ops
+            if o.op == "load" and o.name not in operands and len(self.axes[o.name] - self.batch) > 1
+        )
+        read = [(self.axes[o.name], self.bytes(o)) for o in loads]
         stored = [(frozenset(t.axis for t in o.access if t.axis is not None), o.dtype.bytes) for o in self.p.outputs]
         return sum(self.elements(axes - self.batch, s) * size for axes, size in read + stored)
 
     def moved(self, s: Schedule) -> int:
         """Bytes of the tiles of an iteration."""
-        return sum(2 * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
+        return sum(self.bytes(o) * self.elements(self.axes[o.name], s) for o in self.operands() if o.phase == BODY)
 
     def own_share(self, s: Schedule) -> float:
         """Bytes of an iteration's tiles that a block brings itself: those without rows come to all blocks of a cluster."""
         cluster = s.number("cluster")
         loads = (o for o in self.operands() if o.phase == BODY)
         return sum(
-            2 * self.elements(self.axes[o.name], s) / (1 if self.rows in self.axes[o.name] else cluster) for o in loads
+            self.bytes(o) * self.elements(self.axes[o.name], s) / (1 if self.rows in self.axes[o.name] else cluster)
+            for o in loads
         )
 
     def outside(self, s: Schedule) -> float:
@@ -394,18 +431,29 @@ class WarpgroupModel(Model):
         mean, most = walked(self.limits, loop, s.loop, self.extents, dict(s.tiles) | together)
         return max(mean, 1.0), max(most, 1)
 
-    def accumulated(self, s: Schedule, turns: float, memory: float, busy: float) -> float:
+    def accumulated(self, s: Schedule, turns: float, memory: float, busy: float, beside: float) -> float:
         """Microseconds of so many iterations that only add up products of loaded tiles, by what bounds them: products
         and what is computed for them, requests of a ring that is short, bytes that multiprocessors are brought, of which a
-        share is `busy`, memory."""
-        lefts = {left for c in self.contractions if self.ops[left := self.left(c)].op != "load"}
+        share is `busy`, memory; so many blocks run `beside` one another on a multiprocessor."""
+        lefts = {left for c in self.contractions if self.ops[left := self.left(c)].op != "load" and not self.split}
         computed = sum(self.elements(self.axes[left] - self.batch, s) for left in lefts) / (s.warps // 4 - 1)
         deep = self.size(self.rows, s) > GROUP_ROWS * (s.warps // 4 - 1)
         own = self.products_us(s) / (self.c.deep_share if deep else 1.0) + self.c.computed_us * computed / 4096
-        bounds = (own, self.c.latency_us / (s.stages - 1), busy * self.own_share(s) / self.c.copied)
+        own = self.divided_us(s, beside) if self.split else own * beside
+        bounds = (own, self.c.latency_us / (s.stages - 1), busy * beside * self.own_share(s) / self.c.copied)
         longer = turns * (1 + self.c.outside * self.outside(s))
         sums = math.fsum((longer * b) ** self.c.together for b in bounds) + memory**self.c.together
         return float(sums ** (1 / self.c.together))
+
+    def divided_us(self, s: Schedule, beside: float) -> float:
+        """Microseconds of an iteration whose numbers are split: products, and what is split for them, take turns at shared
+        memory."""
+        rows, others = 0, 0
+        for o in self.operands():
+            elements = self.elements(self.axes[o.name], s)
+            rows, others = (rows + elements, others) if self.rows in self.axes[o.name] else (rows, others + elements)
+        split = (self.c.split_rows_us * rows + self.c.split_us * others) / 4096
+        return self.c.meet_split_us + beside * (self.products_us(s) + split)
 
     def late_step(self, s: Schedule) -> float:
         """Microseconds of an iteration with scores on a multiprocessor of its own: products, or what is computed of scores
@@ -421,4 +469,5 @@ class WarpgroupModel(Model):
         for c in self.contractions:
             axes = frozenset(c.over).union(*(self.axes[i] for i in c.inputs))
             flops += 2.0 * self.elements(axes - self.batch, s)
-        return flops / (self.rate / self.t.units * (1.0 if self.late else self.c.share)) * 1e6
+        share = 1.0 if self.late else self.c.split_share if self.split else self.c.share
+        return flops / (self.rate / self.t.units * share) * 1e6

@@ -11,11 +11,13 @@ from functools import cache
 import pytest
 
 from mirage_cli.kernel_proof.compare import compare
+from mirage_cli.kernel_proof.run import Source
 from mirage_cli.lax.dtypes import BF16, F16, DType
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
+from tests.codegen import kernels
 from tests.codegen.kernels import single
-from tests.codegen.warpgroup.test_warpgroup import CASES, _made, _split
+from tests.codegen.warpgroup.test_warpgroup import CASES, FLOATS, TARGET, _made, _split
 
 
 @cache
@@ -32,7 +34,7 @@ def _told(name: str, old: str = "", new: str = "", residues: bool = True, dtype:
 
 
 # --- programs -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", [*CASES, "split"])
+@pytest.mark.parametrize("name", [*CASES, *FLOATS, "split"])
 def test_kernels_are_their_programs(name: str) -> None:
     assert _told(name) == ""
 
@@ -92,6 +94,14 @@ CHANGES = [
     ("norm", "start(16)", "start(8)", "before somebody has waited"),
     ("split", "exchange_full->wait_cluster(", "exchange_full->wait(", "no barrier between"),
     ("split", "exchange_empty->wait_cluster(exchange.parity ^ 1);", "", "no barrier between"),
+    # parts of float32
+    ("between", "show_products();", "", "differs"),
+    ("between", "split_full[split.slot].wait(split.parity);", "", "no barrier between"),
+    ("between", "split_empty[split.slot].wait(split.parity ^ 1);", "", "no barrier between"),
+    ("between", "split_full[s].start(3)", "split_full[s].start(2)", "no barrier between"),
+    ("between", "multiply_floats<64, 32, true>", "multiply_floats<64, 32, false>", "no barrier between"),
+    ("between", "split_tile<32, 64, 96>", "split_tile<32, 64, 128>", "differs"),
+    ("beside", "k > 0);", "true);", "differs"),
     # helpers
     ("keynorm", "known[place.slot].wait(place.parity);", "", "no barrier between"),
     (
@@ -106,6 +116,17 @@ CHANGES = [
 @pytest.mark.parametrize(("name", "old", "new", "said"), CHANGES[:: 1 if os.environ.get("MIRAGE_MANY") else 3])
 def test_changed_kernels_are_found_out(name: str, old: str, new: str, said: str) -> None:
     assert said in _told(name, old, new)
+
+
+def test_all_parts_of_float32_count() -> None:
+    """Over numbers that are rounded a kernel is as accurate as float32, and not with another part in the place of one."""
+    made = _made("between")
+    case = kernels.Case("between", made.program, single(made.program, made.graph), (made.schedule,), TARGET)
+    text, arrays = case.render().text, case.inputs()
+    for old, new, right in (("", "", True), ("[m][k][1]", "[m][k][2]", False)):
+        results = kernels.interpreted(case, Source(text.replace(old, new) if old else text), arrays)
+        assert not isinstance(results, str), results
+        assert (case.problem(results, arrays) == "") == right
 
 
 @pytest.mark.parametrize(

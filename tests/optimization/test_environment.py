@@ -67,15 +67,16 @@ def test_plans_go_by_the_card_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(devices, "device", lambda number: cards[number])
     file, there = load_target("sm_90a"), tmp_path / "there.yaml"
     there.write_text("{name: sm_90a, bandwidth: 2.0e+12}")
-    for options, bandwidth in (
-        (Options(), file.bandwidth),
-        (Options(gpu=1), 3.05e12),
-        (Options(gpu=1, target=("cuda",), target_file=str(there)), 2e12),
+    own = changed_target({"name": "sm_90a", "bandwidth": 3.05e12, "strip": {"stream": 1.03}}, "")
+    for options, wanted in (
+        (Options(), file),
+        (Options(gpu=1), own),
+        (Options(gpu=1, target=("cuda",), target_file=str(there)), replace(file, bandwidth=2e12)),
     ):
         told = environment.machine(options, BOTH)
         plans = PlanOptions({"cuda": ("sm_90a",)}, own=told.targets())
-        assert plans.target("sm_90a") == replace(file, bandwidth=bandwidth)
-        assert bool(told.to_json()) == (bandwidth != file.bandwidth)
+        assert plans.target("sm_90a") == wanted
+        assert bool(told.to_json()) == (wanted != file)
     assert environment.machine(Options(gpu=1, target=("cpu",), scheduler="tcp://a:1"), BOTH).card == {}
 
 

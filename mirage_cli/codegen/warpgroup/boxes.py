@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import FAILED
-from mirage_cli.codegen.warpgroup.plan import HELD, MAX_BOX, PANEL, Plan, Tile
+from mirage_cli.codegen.warpgroup.plan import HELD, MAX_BOX, Plan, Tile
 from mirage_cli.codegen.warpgroup.values import Values
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import BF16, F16
+from mirage_cli.lax.dtypes import BF16, F16, F32
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
 from mirage_cli.search.schedules.warpgroup import aligned, walk
 
 MAX_RANK = 5
-DATA_TYPES = {F16: "CU_TENSOR_MAP_DATA_TYPE_FLOAT16", BF16: "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16"}
+DATA_TYPES = {
+    F16: "CU_TENSOR_MAP_DATA_TYPE_FLOAT16",
+    BF16: "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
+    F32: "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",
+}
 INTS = k.of_type("int", const=True)
 
 
@@ -57,7 +61,7 @@ class Map:
         t, rank, p, boxes = self.tile, len(self.dimensions), k.name("p"), f"boxes_{self.tile.name}"
         start = k.total([p.member(t.value), *([] if self.start == 0 else [_number(self.start, values)])])
         extents = k.array(*(_number(d.extent, values) for d in self.dimensions))
-        strides = k.array(0, *(_number(ex.product([d.stride, 2]), values) for d in self.dimensions[1:]))
+        strides = k.array(0, *(_number(ex.product([d.stride, t.dtype.bytes]), values) for d in self.dimensions[1:]))
         described = k.array(start, extents, strides, k.array(*(d.box for d in self.dimensions)))
         made = k.name(self.name).member("make")(p.member(self.name), DATA_TYPES[t.dtype], boxes)
         return [
@@ -72,13 +76,13 @@ class Map:
         t, rank = self.tile, len(self.dimensions)
         phase = PROLOGUE if t.ring == HELD else BODY
         height = next(d.box for d in self.dimensions if d.axis == t.outer)
-        places = [(c, r) for c in range(0, t.cols, PANEL) for r in range(0, t.rows, height)]
+        places = [(c, r) for c in range(0, t.cols, t.panel) for r in range(0, t.rows, height)]
         loads, count = list[ir.Statement](), len(places) // self.parts
         static, mask = ((rank, True), [(1 << self.parts) - 1]) if self.parts > 1 else ((rank,), [])
         for n in range(count):
             own = places[n::count]
             first = {t.inner: _by_rank([c for c, _ in own]), t.outer: _by_rank([r for _, r in own])}
-            to = k.name(t.name) + _by_rank([(c * t.rows + r * PANEL) * 2 for c, r in own])
+            to = k.name(t.name) + _by_rank([(c * t.rows + r * t.panel) * t.dtype.bytes for c, r in own])
             at = (k.total([*values.base(d.axis, phase), first.get(d.axis, 0)]) for d in self.dimensions)
             positions = k.array(*(k.cast("int", p) for p in at))
             load = k.call("load_box", to, k.name("parameters").member(self.name), "full", "at", *mask, static=static)
@@ -105,7 +109,7 @@ def tensor_map(plan: Plan, tile: Tile, shared: bool) -> Map:
     start, strides = walk(plan.program, source)
     parts = plan.cluster if shared else 1
     height = min(tile.rows, MAX_BOX)
-    panels = tile.cols // PANEL
+    panels = tile.cols // tile.panel
     if parts > 1 and panels * (tile.rows // height) % parts:
         height = height // parts
         if height % 8:
@@ -114,10 +118,10 @@ def tensor_map(plan: Plan, tile: Tile, shared: bool) -> Map:
         raise Refused(f"{tile.name}: {tile.rows} rows")
     if len({axis for axis, _, _ in strides}) < len(strides):
         raise Refused(f"{tile.name} reads a diagonal")
-    boxes = {tile.inner: PANEL, tile.outer: height}
+    boxes = {tile.inner: tile.panel, tile.outer: height}
     dimensions = [Dimension(axis, extent, stride, boxes.get(axis, 1)) for axis, extent, stride in strides]
     if not 2 <= len(dimensions) <= MAX_RANK or dimensions[0].axis != tile.inner or dimensions[0].stride != 1:
         raise Refused(f"{tile.name}: {len(dimensions)} dimensions, or none that is contiguous")
-    if not aligned(start, strides):
+    if not aligned(start, strides, tile.dtype):
         raise Refused(f"{tile.name}: rows do not begin at multiples of 16 bytes")
     return Map(tile, tuple(dimensions), start, parts)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirage_cli.codegen.warpgroup.memory import Memory, following, placed, wait
+from mirage_cli.codegen.warpgroup.memory import Memory, following, placed, slot, wait
 from mirage_cli.codegen.warpgroup.places import Statements
-from mirage_cli.codegen.warpgroup.plan import EARLY, HELD, LATE, Plan, Product
+from mirage_cli.codegen.warpgroup.plan import EARLY, HELD, LATE, SPLIT, Plan, Product
 from mirage_cli.codegen.warpgroup.products import issue
 from mirage_cli.codegen.warpgroup.units import Units
 from mirage_cli.kernel_language import build as k
@@ -107,7 +107,8 @@ class Consumers:
     def unit(self) -> list[ir.Statement]:
         """Everything that consumers do with a unit."""
         c, held, in_words = self.computed, self.memory.held, self.held_in_words
-        loop = self.ahead() if self.plan.ahead else self.late() if self.plan.late else self.accumulated()
+        accumulated = self.divided if self.plan.split else self.accumulated
+        loop = self.ahead() if self.plan.ahead else self.late() if self.plan.late else accumulated()
         loop = [*held.release(), *loop] if in_words else loop if self.plan.late else [*loop, *held.release()]
         exchanged = self.exchanged() if self.plan.parts > 1 else []
         return [*c.start, *held.read(), *c.prologue, *loop, *c.epilogue, *exchanged]
@@ -143,6 +144,34 @@ class Consumers:
         kept = k.assign(before, k.name(EARLY).member("slot"))
         loop = self.units.each_step(*step, awaited(1), k.when(STEP > 0, free), kept, following(EARLY))
         return [k.declare("int", "before", 0), loop, *there, free]
+
+    def divided(self) -> list[ir.Statement]:
+        """Products of loaded tiles of float32, by products of their parts, or by multiply-adds where these are not enough."""
+        m, c, sums = self.memory, self.computed, [p.sums for p in self.plan.early]
+        reach = k.declare("Reach", "reach")
+        whole = k.name("reach").member("whole")(m.told_at())
+        issued = begun(*issue(self.plan, self.plan.early, 0))
+        read = k.when(k.binary("==", k.name("lane"), 0), k.run(slot(m.split.empty, SPLIT).member("arrive")))
+        return [
+            self.units.each_step(
+                *m.early.read(),
+                reach,
+                *c.operands,
+                *m.split.read(),
+                *self.turn("wait_named", "group"),
+                *issued,
+                *self.turn("arrive_named", (k.name("group") + 1) % self.plan.consumers),
+                *c.body,
+                awaited(0),
+                *pinned(sums),
+                k.when(k.negated(whole), *c.whole),
+                k.run("__syncwarp"),
+                read,
+                following(SPLIT),
+                *m.early.release(),
+                *c.added,
+            )
+        ]
 
     # --- products of computed values --------------------------------------------------------------------------------------
     def computes(self, function: str) -> ir.Do:

@@ -21,15 +21,16 @@ from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter, Reque
 from mirage_cli.codegen.terms.expressions import SYNC, THREAD, ctype
 from mirage_cli.codegen.warpgroup.boxes import Map, tensor_map
 from mirage_cli.codegen.warpgroup.consumers import TURN, Consumers
-from mirage_cli.codegen.warpgroup.memory import Memory, Ring, following, memory, placed, slot
+from mirage_cli.codegen.warpgroup.memory import HELPERS, Memory, Ring, following, memory, placed, slot
 from mirage_cli.codegen.warpgroup.places import Statements
-from mirage_cli.codegen.warpgroup.plan import EARLY, GROUP_ROWS, HELD, Plan, Tile, plan
+from mirage_cli.codegen.warpgroup.plan import EARLY, GROUP_ROWS, HELD, PARTS, SPLIT, Plan, Tile, plan
 from mirage_cli.codegen.warpgroup.statements import statements
 from mirage_cli.codegen.warpgroup.units import Units
 from mirage_cli.codegen.warpgroup.values import Values
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.search.mugraph.mugraph import EPILOGUE
 from mirage_cli.search.schedules.warpgroup import (
     AHEAD_REGISTERS,
     MOST_REGISTERS,
@@ -41,6 +42,8 @@ from mirage_cli.search.schedules.warpgroup import (
 
 WARP, LANE = k.name("warp"), k.name("lane")
 HEADERS = ("warpgroup.cuh",)
+LINE = 128  #: bytes that memory brings at a time
+SPLIT_HEADERS = (*HEADERS, "warpgroup_split.cuh")
 
 
 def warpgroup_kernel(r: Request) -> Kernel:
@@ -60,17 +63,19 @@ def warpgroup_kernel(r: Request) -> Kernel:
     fields = launch.fields(*(m.field() for m in maps.values()))
     bounds = (launch.threads, p.resident)
     kernel = ir.Kernel(f"kernel{r.number}", "parameters", fields, bounds, whole.body(r), grid_constant=True)
-    return Kernel(p, kernel, launch, HEADERS, setup=lambda _: [s for m in maps.values() for s in m.setup(values)])
+    headers = SPLIT_HEADERS if p.split else HEADERS
+    return Kernel(p, kernel, launch, headers, setup=lambda _: [s for m in maps.values() for s in m.setup(values)])
 
 
 def _check(p: Plan, computed: Statements) -> None:
     """Raises Refused where variants do not fit, or registers do not suffice."""
     if p.ahead and (not p.late or p.early_needs_late or computed.side_ring == EARLY):
         raise Refused("products run ahead where scores have tiles of their own")
-    held = sum(p.row_tiles * x.cols // 2 for x in p.products)
+    held = sum(p.row_tiles * x.cols // (1 if x.split else 2) for x in p.products)
     if p.ahead:
         held += AHEAD_REGISTERS + sum(p.row_tiles * x.cols // 2 for x in p.early)
-    held += sum(p.row_tiles * x.depth // 4 for x in p.products if p.in_words(x))
+    lefts = {x.left: x for x in p.products if p.in_words(x)}.values()
+    held += sum(p.row_tiles * x.depth // 4 * (PARTS if x.split else 1) for x in lefts)
     if held + SPARE_REGISTERS > (_registers(p) or MOST_REGISTERS):
         raise Refused(f"{held} registers of fragments for each thread")
 
@@ -141,10 +146,11 @@ class _Whole:
         )
         step = self.units.each_step(*early, *m.late.fill(*self.loads(m.late)))
         fills = self.units.walk(*m.held.fill(*self.loads(m.held)), step)
+        help_ = self.helpers()
         return [
             *self.share("give_registers", PRODUCER_REGISTERS),
             k.when(k.binary("==", THREAD, 0), *begins, earlier, fills),
-            *([k.when(WARP > 0, self.units.walk(self.units.each_step(*self.helped())))] if m.vectors else []),
+            *([k.when(WARP > 0, *help_)] if help_ else []),
         ]
 
     def begins(self) -> list[ir.Statement]:
@@ -166,6 +172,49 @@ class _Whole:
     def source(self, tile: Tile) -> int:
         """The input that a tile is of."""
         return self.plan.program.input(tile.value).source
+
+    def helpers(self) -> list[ir.Statement]:
+        """What warps beside the one that brings tiles do."""
+        fetched = [s for name in self.computed.fetched for s in self.fetched(name)]
+        if self.memory.split.tiles:
+            return [self.release(), self.units.walk(*fetched, self.units.each_step(*self.divided()))]
+        steps = [self.units.each_step(*self.helped())] if self.memory.vectors else []
+        return [self.units.walk(*fetched, *steps)] if fetched or steps else []
+
+    def fetched(self, name: str) -> list[ir.Statement]:
+        """Statements that ask for what is read behind the loop of an input with rows and columns, while products run."""
+        source = self.plan.program.input(name)
+        (axis,) = self.plan.present(frozenset(s.axis for s in source.access if s.axis is not None)) - {self.plan.rows}
+        line = LINE // self.plan.program.sources[source.source].dtype.bytes
+        rows, lines, n = self.plan.sizes[self.plan.rows], -(-self.plan.sizes[axis] // line), k.name("n")
+        at = k.name("parameters").member(name) + k.total(self.values.offset(source.access, EPILOGUE))
+        inside = self.values.inside([s.axis for s in source.access], EPILOGUE)
+        place = k.lets("int", {"r_": n % rows, "c_": n / rows * line})
+        ask = k.when(inside, k.run("fetch_ahead", at))
+        return [k.loop("n", rows * lines, place, ask, start=THREAD - 32, step=32 * HELPERS)]
+
+    def divided(self) -> list[ir.Statement]:
+        """Tiles of float32 as their parts, which products see."""
+        m, parity = self.memory, k.binary("^", k.name(SPLIT).member("parity"), 1)
+        threads = 32 * HELPERS
+        whole = (a for t, a in zip(m.early.tiles, m.early.addresses(), strict=True) if t in self.plan.split)
+        return [
+            *m.early.wait(),
+            *whole,
+            k.run(slot(m.split.empty, SPLIT).member("wait"), parity),
+            *m.split.addresses(),
+            k.declare("Reach", "reach"),
+            *(
+                k.run("split_tile", t.parts().name, t.name, THREAD - 32, "reach", static=(t.rows, t.cols, threads))
+                for t in self.plan.split
+            ),
+            k.run(k.name("reach").member("tell"), m.told_at() + (WARP - 1) * 4),
+            k.run("show_products"),
+            k.run("__syncwarp"),
+            k.when(k.binary("==", LANE, 0), k.run(slot(m.split.full, SPLIT).member("arrive"))),
+            following(SPLIT),
+            *m.early.release(),
+        ]
 
     def helped(self) -> list[ir.Statement]:
         """What helpers compute of the tiles of a slot."""

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mirage_cli.codegen.warpgroup.places import Statements
-from mirage_cli.codegen.warpgroup.plan import EARLY, HELD, LATE, Plan, Tile
+from mirage_cli.codegen.warpgroup.plan import EARLY, HELD, LATE, SPLIT, Plan, Tile
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 
 ALIGNMENT = 1024
+HELPERS = 3  #: warps beside the one that brings tiles
+SPLIT_STAGES = 2  #: of the ring of parts
+TOLD = 16  #: bytes of what helpers tell of the parts of a slot
 BARRIER = k.of_type("Barrier*")
 TILES, BARRIERS = k.name("tiles"), k.name("barriers")
 
@@ -73,10 +76,10 @@ class Ring:
             BARRIER, {self.full: BARRIERS + self.barrier, self.empty: BARRIERS + (self.barrier + self.stages)}
         )
 
-    def starts(self, readers: int) -> ir.Statement:
-        """The loop that starts its barriers; so many arrive at one when tiles are read."""
+    def starts(self, readers: int, writers: int = 1) -> ir.Statement:
+        """The loop that starts its barriers; so many arrive at one when tiles are read, and when they are there."""
         full, empty = k.name(self.full)["s"], k.name(self.empty)["s"]
-        return k.loop("s", self.stages, k.run(full.member("start"), 1), k.run(empty.member("start"), readers))
+        return k.loop("s", self.stages, k.run(full.member("start"), writers), k.run(empty.member("start"), readers))
 
     def wait(self, place: str = "") -> list[ir.Statement]:
         """Wait until the slot of a place, if not of its own, is full."""
@@ -133,8 +136,10 @@ class Memory:
     held: Ring
     early: Ring
     late: Ring
+    split: Ring
     exchange: int
     sides: int
+    told: int
     barriers: int
     barrier: int
     bytes: int
@@ -145,7 +150,7 @@ class Memory:
     @property
     def rings(self) -> list[Ring]:
         """The rings that there are."""
-        return [r for r in (self.held, self.early, self.late) if r.tiles]
+        return [r for r in (self.held, self.early, self.late, self.split) if r.tiles]
 
     def declared(self, parts: int) -> list[ir.Statement]:
         """Statements that name it; `parts` blocks reduce together."""
@@ -169,13 +174,20 @@ class Memory:
     def starts(self, plan: Plan) -> list[ir.Statement]:
         """Statements that start the barriers."""
         warps = plan.consumers * 4
-        starts = [r.starts(warps * plan.cluster) for r in self.rings]
+        readers = (warps + (HELPERS if self.split.tiles else 0)) * plan.cluster
+        starts = [r.starts(readers) for r in self.rings if r is not self.split]
+        if self.split.tiles:
+            starts.append(self.split.starts(warps, HELPERS))
         if self.vectors:
             starts.append(k.loop("s", self.side.stages, k.run(k.name("known")["s"].member("start"), 3)))
         if plan.parts > 1:
             for barrier in ("exchange_full", "exchange_empty"):
                 starts.append(k.run(k.name(barrier).member("start", arrow=True), warps * plan.parts))
         return starts
+
+    def told_at(self) -> ir.Expression:
+        """Where helpers tell whether the numbers of a slot are in range."""
+        return TILES + self.told + k.name(SPLIT).member("slot") * TOLD
 
     def named_vectors(self, place: str, const: bool) -> list[ir.Statement]:
         """The vectors of a place's slot by name."""
@@ -187,16 +199,18 @@ class Memory:
 def memory(plan: Plan, computed: Statements) -> Memory:
     """The memory of a kernel."""
     rings, at, barrier = list[Ring](), 0, 0
-    for name in (HELD, EARLY, LATE):
-        stages = 1 if name == HELD else plan.schedule.stages
-        ring = Ring(name, tuple(plan.ring(name)), stages, at, barrier)
+    parts = tuple(t.parts() for t in plan.split)
+    for name in (HELD, EARLY, LATE, SPLIT):
+        stages = 1 if name == HELD else SPLIT_STAGES if name == SPLIT else plan.schedule.stages
+        ring = Ring(name, parts if name == SPLIT else tuple(plan.ring(name)), stages, at, barrier)
         rings.append(ring)
         at += ring.bytes * stages
         barrier += 2 * stages if ring.tiles else 0
     sides = at + computed.published * plan.consumers * 512
-    barriers = sides + len(computed.side_names) * plan.schedule.loop * 4 * plan.schedule.stages
+    told = sides + len(computed.side_names) * plan.schedule.loop * 4 * plan.schedule.stages
+    barriers = told + (TOLD * SPLIT_STAGES if parts else 0)
     size = ALIGNMENT + barriers + (barrier + 2 + plan.schedule.stages) * 8
     side = next((r for r in rings if r.name == computed.side_ring), Ring("", (), 1, 0, 0))
     vectors = tuple(computed.side_names)
-    held, early, late = rings
-    return Memory(held, early, late, at, sides, barriers, barrier, size, side, vectors, plan.schedule.loop)
+    held, early, late, split = rings
+    return Memory(held, early, late, split, at, sides, told, barriers, barrier, size, side, vectors, plan.schedule.loop)

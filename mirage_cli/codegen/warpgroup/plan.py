@@ -17,14 +17,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mirage_cli.errors import Refused
-from mirage_cli.lax.dtypes import BF16, F16, DType
+from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.warpgroup import feeds, rows_axis
 
-PANEL = 64  #: columns of a panel: 128 bytes
+PANEL = 64  #: columns of a panel of 16-bit types: 128 bytes
 HELD, EARLY, LATE = "held", "early", "late"  #: tiles loaded once, tiles freed after the early or the late products
+SPLIT = "split"  #: parts of tiles of float32
+PARTS = 3  #: numbers of bfloat16 that a float32 is the sum of
 FULL, ROW, COLUMN, SCALAR, SIDE = "full", "row", "column", "scalar", "side"  #: levels of values: see `values.py`
 GROUP_ROWS = 64
 MAX_COLUMNS = 256  #: of one matrix instruction
@@ -48,7 +50,17 @@ class Tile:
     @property
     def bytes(self) -> int:
         """Bytes of one tile."""
-        return self.rows * self.cols * 2
+        return self.rows * self.cols * self.dtype.bytes
+
+    @property
+    def panel(self) -> int:
+        """Columns of a panel, which are 128 bytes."""
+        return PANEL * 2 // self.dtype.bytes
+
+    def parts(self) -> Tile:
+        """Where the parts of a tile of float32 are, one behind the other."""
+        cols = -(-self.cols // PANEL) * PANEL
+        return Tile(f"{self.name}_parts", self.value, BF16, self.outer, self.inner, PARTS * self.rows, cols, SPLIT)
 
     def positions(self, axis: str) -> int:
         """Number of positions of an axis that it holds."""
@@ -70,6 +82,16 @@ class Product:
     accumulated: bool
     shrink: str
     dtype: DType
+
+    @property
+    def split(self) -> bool:
+        """True if it is of float32, whose numbers are split; what an iteration gives is added up elsewhere."""
+        return self.dtype == F32
+
+    @property
+    def sums(self) -> str:
+        """The registers that instructions add to."""
+        return f"{self.out}_sums" if self.split else self.out
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +167,16 @@ class Plan:
         """The tile of a value that is known to be loaded."""
         return next(t for t in self.tiles if t.name == name)
 
+    @property
+    def split(self) -> tuple[Tile, ...]:
+        """The tiles of which products read parts."""
+        return tuple({p.right: self.loaded(p.right) for p in self.products if p.split}.values())
+
     def in_words(self, product: Product) -> bool:
-        """True if the left operand of a product is read from registers: it is computed, or a tile that is loaded once and
-        kept there (number `kept` of the schedule)."""
+        """True if the left operand of a product is read from registers: it is computed or split, or a tile that is loaded once
+        and kept there (number `kept` of the schedule)."""
         tile = self.tile(product.left)
-        return tile is None or (bool(self.number("kept")) and tile.ring == HELD)
+        return tile is None or product.split or (bool(self.number("kept")) and tile.ring == HELD)
 
     def ring(self, ring: str) -> list[Tile]:
         """The tiles of a ring."""
@@ -242,8 +269,8 @@ class _Planning:
         for o in self.contractions:
             if o.phase != BODY:
                 raise Refused(f"the product {o.name} stands outside the loop")
-            if o.dtype not in (F16, BF16):
-                raise Refused(f"warpgroups multiply 16-bit types, {o.name} is in {o.dtype}")
+            if o.dtype not in (F16, BF16, F32):
+                raise Refused(f"warpgroups multiply float32 and 16-bit types, {o.name} is in {o.dtype}")
 
     def check_split(self) -> None:
         """Blocks reduce together over shares of the loop axis, as a cluster."""
@@ -309,20 +336,22 @@ class _Planning:
             raise Refused(f"{o.name}: a product reads what is loaded in the {o.phase}")
         source = self.inputs[o.source_value or ""]
         dtype = self.p.sources[source.source].dtype
-        if dtype not in (F16, BF16):
-            raise Refused(f"{o.name}: products read tiles of 16-bit types, not {dtype}")
+        if dtype not in (F16, BF16, F32):
+            raise Refused(f"{o.name}: products read tiles of float32 and 16-bit types, not {dtype}")
+        if dtype == F32 and ring != EARLY:
+            raise Refused(f"{o.name}: tiles of float32 are split for products of loaded tiles alone")
         if ring == HELD and self.g.loop in self.axes[o.name]:
             raise Refused(f"{o.name}: a block would hold the loop axis {self.g.loop} whole")
         inner = next((s.axis for s in reversed(source.access) if s.extent != 1), None)
         if inner is None or inner not in self.present(o.name):
             raise Refused(f"{o.name}: what is contiguous is no axis of its tile")
         (outer,) = self.present(o.name) - {inner}
-        cols = self.sizes[inner]
-        if cols % PANEL:
-            raise Refused(f"{o.name}: {cols} contiguous positions, no multiple of {PANEL}")
-        if self.sizes[outer] % 8:
-            raise Refused(f"{o.name}: {self.sizes[outer]} rows, no multiple of 8")
-        return Tile(o.name, source.name, dtype, outer, inner, self.sizes[outer], cols, ring)
+        tile = Tile(o.name, source.name, dtype, outer, inner, self.sizes[outer], self.sizes[inner], ring)
+        if tile.cols % tile.panel:
+            raise Refused(f"{o.name}: {tile.cols} contiguous positions, no multiple of {tile.panel}")
+        if tile.rows % 8:
+            raise Refused(f"{o.name}: {tile.rows} rows, no multiple of 8")
+        return tile
 
     # --- products -----------------------------------------------------------------------------------------------------
     def product(self, o: BlockOp, tiles: Mapping[str, Tile]) -> Product:

@@ -5,18 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mirage_cli.codegen.terms.expressions import ctype
-from mirage_cli.codegen.warpgroup.plan import GROUP_ROWS, PANEL, Plan, Product, Tile
+from mirage_cli.codegen.warpgroup.plan import GROUP_ROWS, PANEL, PARTS, Plan, Product, Tile
 from mirage_cli.codegen.warpgroup.values import PAIR, M
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.lax.dtypes import BF16
 
 DEPTH = 16  #: positions that an instruction sums over
 UNIT = 16  #: bytes that descriptors count in
+#: parts of a left and a right operand whose products make that of float32, to within 2^-24: small ones first
+PAIRS = sorted(((a, b) for a in range(PARTS) for b in range(PARTS) if a + b < PARTS), key=lambda x: (-sum(x), -x[0]))
 
 
 def issue(plan: Plan, products: Sequence[Product], step: int) -> list[ir.Statement]:
     """Statements that issue products; an accumulator begins at 0 in iteration `step`."""
-    return [_product(plan, p, step) for p in products]
+    return [_split(plan, p) if p.split else _product(plan, p, step) for p in products]
+
+
+def _split(plan: Plan, p: Product) -> ir.Scope:
+    """The products of parts, from 0 on."""
+    right = plan.loaded(p.right)
+    parts, turned = right.parts(), right.inner != p.over
+    found = _descriptor("right", parts.name, right.rows * PANEL * 2 if turned else UNIT)
+    issued = list[ir.Statement]()
+    for n, (a, b) in enumerate(PAIRS):
+        at = k.name("right") + k.total([parts.bytes // PARTS * b, *_along(right, turned)]) / UNIT
+        words = k.name(f"{p.left}_words")[M][PAIR][a]
+        more = PAIR > 0 if n == 0 else k.number("true")
+        multiply = k.call("wgmma", k.name(p.sums)[M], words, at, more, static=(p.cols, ctype(BF16), turned))
+        loops = [("m", plan.row_tiles), ("k", p.depth // DEPTH)]
+        issued += k.nested(loops, k.do(multiply), unroll=k.UNROLL)
+    return k.scope(found, *issued)
 
 
 def _product(plan: Plan, p: Product, step: int) -> ir.Scope:

@@ -8,14 +8,15 @@ import operator
 from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets, ctype
 from mirage_cli.codegen.terms.visible import shown
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Position, Ref, from_thread
+from mirage_cli.codegen.warpgroup.operands import Operands
 from mirage_cli.codegen.warpgroup.places import Statements, taken
-from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, HELD, ROW, SCALAR, SIDE, Product
-from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_full, at_row, guarded, words
+from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, HELD, ROW, SCALAR, SIDE
+from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_full, at_row, guarded
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.hidden import known_values
-from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockOp
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, BlockOp
 
 LEAST = -k.number("INFINITY")
 LANE, RANK = k.name("lane"), k.name("rank")
@@ -26,25 +27,8 @@ def statements(values: Values) -> Statements:
     return _Writing(values).run()
 
 
-class _Writing:
-    def __init__(self, values: Values) -> None:
-        self.values, self.plan, self.p, self.g = values, values.plan, values.p, values.g
-        self.ops = {o.name: o for o in self.g.ops}
-        self.readers: dict[str, list[BlockOp]] = {o.name: [] for o in self.g.ops}
-        for o in self.g.ops:
-            for i in dict.fromkeys(o.inputs):
-                self.readers[i].append(o)
-        self.value: dict[str, Expr] = {}
-        self.products = {p.op: p for p in self.plan.products}
-        self.lefts = {p.left for p in self.plan.products}
-        self.in_words: set[str] = set()  #: left operands that have registers
-        self.shares: dict[str, int] = {}
-        self.side_sums: dict[str, BlockOp] = {}
-        self.outside: dict[
-            str, str
-        ] = {}  #: values that count as nothing behind their axis's end, and for which reduction
-        self.weighing = False  #: whether statements of the body stand below a running maximum
-        self.out = Statements()
+class _Writing(Operands):
+    """Values in the order of the block graph, then results."""
 
     def run(self) -> Statements:
         for o in self.g.ops:
@@ -56,75 +40,18 @@ class _Writing:
     def unknown(self, o: BlockOp) -> None:
         raise Refused(f"warpgroups do not render {o.op}")
 
-    # --- places -------------------------------------------------------------------------------------------------------
-    def place(self, phase: str) -> list[ir.Statement]:
-        out = self.out
-        body = out.weights if self.weighing else out.body
-        return {PROLOGUE: out.prologue, BODY: body, EPILOGUE: out.epilogue, GRID: out.grid}[phase]
-
-    def level_of(self, name: str) -> str:
-        return self.values.level(self.values.axes[name])
-
-    def columns_of(self, name: str) -> str:
-        return self.values.column_axis(self.values.axes[name])
-
-    def registers(self, name: str, *dims: int, kind: str = "float") -> ir.Declare:
-        """Registers of a thread, for each of its runs of 64 rows."""
-        return k.declare(kind, name, dims=(self.plan.row_tiles, *dims), unused=True)
-
-    def declare(self, name: str, level: str) -> None:
-        """A variable of this level that lives as long as the block's tile."""
-        self.values.levels[name] = level
-        dims = (2,) if level == ROW else (self.values.columns(self.columns_of(name)), 4)
-        self.out.start.append(self.registers(name, *dims))
-
-    def each_row(self, phase: str, *body: ir.Statement) -> None:
-        self.place(phase).append(self.values.each_row(*body))
-
     # --- values without statements --------------------------------------------------------------------------------------
     def do_load(self, o: BlockOp) -> None:
         self.value[o.name] = Ref(o.name) if self.plan.tile(o.name) else Global(o.source_value or "")
+        alone = self.plan.tile(o.name) is None and not self.plan.late and self.g.loop not in self.values.axes[o.name]
+        if alone and self.level_of(o.name) == FULL:
+            self.out.fetched.append(o.source_value or "")
 
     def do_iota(self, o: BlockOp) -> None:
         self.value[o.name] = Position(o.axis or "")
 
     def do_extent(self, o: BlockOp) -> None:
         self.value[o.name] = Count(o.axis or "")
-
-    def do_contract(self, o: BlockOp) -> None:
-        p = self.products[o.name]
-        if self.plan.in_words(p) and p.left not in self.in_words:
-            self.in_words.add(p.left)
-            self.out.start.append(self.registers(f"{p.left}_words", p.depth // 16, 4, kind="uint32_t"))
-            if self.plan.tile(p.left) is None:
-                self.operand(p)
-            else:
-                self.kept(p)
-        if not p.accumulated:
-            self.declare(o.name, FULL)
-        self.value[o.name] = Ref(o.name)
-
-    def operand(self, p: Product) -> None:
-        """The words of a left operand that is computed."""
-        phase, e, lets = self.ops[p.left].phase, self.value[p.left], Lets()
-        late = any(q.left == p.left for q in self.plan.late)
-        value = self.values.expression(e, FULL, phase, lets)
-        inside = None if self.outside.get(p.left) == "sum" else self.values.inside([p.over], phase)
-        value = guarded(inside, value, ZERO)
-        pair = k.name("pair")[J]
-        pack = words(p.dtype, "pack")(pair[I - 1], pair[I])
-        put = k.assign(k.name(f"{p.left}_words")[M][PAIR][J * 2 + I / 2], pack)
-        body = (*lets.statements, k.assign(pair[I], value), k.when(I % 2, put))
-        first = [k.declare("float", "pair", dims=(2, 4))]
-        target = self.out.words if late else self.out.prologue if phase == PROLOGUE else self.out.operands
-        target.append(self.values.each_tile(self.values.each_column(e, p.over, *body, first=first)))
-
-    def kept(self, p: Product) -> None:
-        """The words of a left operand that is loaded once."""
-        tile = self.plan.loaded(p.left)
-        at = (k.name(f"{p.left}_words")[M][PAIR], tile.name, tile.rows, k.name("base") + M * 64, PAIR * 16)
-        load = k.run("load_words", *at, static=[tile.outer != self.plan.rows])
-        self.out.prologue.append(self.values.each_tile(k.loop("k", p.depth // 16, load, unroll=k.UNROLL)))
 
     # --- elementwise ----------------------------------------------------------------------------------------------------
     def do_thread(self, o: BlockOp) -> None:
@@ -352,6 +279,8 @@ class _Writing:
         if source.op == "contract":
             self.declare(o.name, FULL)
             self.out.rescale += [self.rescaled(o.name, s) for s in shrinks]
+            if self.products[name].split:
+                self.added(self.products[name])
             return
         if self.level_of(o.name) != ROW:
             raise Refused(f"{o.name} accumulates {name}, which is neither a product nor a number of each row")
@@ -432,6 +361,8 @@ class _Writing:
         o, e, lets = self.p.outputs[n], self.value[name], Lets()
         stored = frozenset(s.axis for s in o.access if s.axis is not None)
         level = self.values.level(stored)
+        if level == FULL:
+            e = self.hoisted(e, GRID if self.g.split else EPILOGUE)
         if self.g.split and self.ops[name].phase != GRID:
             raise Refused(f"output {n} does not depend on what blocks reduce together")
         apart = (a for a in self.g.grid if a not in (*stored, *self.g.split) and self.several(a))

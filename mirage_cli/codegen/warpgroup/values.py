@@ -179,7 +179,9 @@ class Values:
         """An element of a value in registers at the current position."""
         if name in self.sides:
             return k.name(f"{name}_now")[C]
-        if (tile := self.plan.tile(name)) is not None:
+        if (tile := self.plan.tile(name)) is not None and tile.dtype == F32:
+            return out.let(k.name(f"w_{name}")[J][I])
+        if tile is not None:
             word = k.name(f"w_{name}") if level == SIDE else k.name(f"w_{name}")[J]
             high, low = (words(tile.dtype, half)(word[I / 2]) for half in ("high", "low"))
             return out.let(k.select(I % 2, high, low))
@@ -227,8 +229,13 @@ class Values:
     def load(self, t: Tile) -> tuple[ir.Statement, ...]:
         """The words of two runs of eight columns of a loaded tile."""
         at = (t.name, t.rows, k.name("base") + M * 64, PAIR * 16)
-        load = k.call("load_fragment", f"w_{t.name}", *at, static=[t.outer != self.plan.rows])
-        return k.declare("uint32_t", f"w_{t.name}", dims=(2, 2)), k.do(load)
+        whole = t.dtype == F32
+        load = k.call(
+            "load_floats" if whole else "load_fragment", f"w_{t.name}", *at, static=[t.outer != self.plan.rows]
+        )
+        name = f"w_{t.name}"
+        declared = k.declare("float", name, dims=(2, 4)) if whole else k.declare("uint32_t", name, dims=(2, 2))
+        return declared, k.do(load)
 
     def tiles_of(self, e: Expr | None) -> list[Tile]:
         """The loaded tiles that an expression reads."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mirage_cli.kernel_interpreter import registry
-from mirage_cli.kernel_interpreter.memory import Fault, Pointer
+from mirage_cli.kernel_interpreter.memory import UNWRITTEN, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array
 from mirage_cli.kernel_interpreter.registry import instruction
 from mirage_cli.kernel_interpreter.shared import BARRIERS, FLYING
@@ -171,7 +171,7 @@ class Phases:
     at_once: bool = False
     bytes: int = 0
     fenced: bool = False
-    boxes: list[tuple[Any, Array]] = field(default_factory=list)
+    boxes: list[tuple[Any, Array, int]] = field(default_factory=list)
     done: list[tuple[Array, Array, Array]] = field(default_factory=list)
     waited: dict[int, int] = field(default_factory=dict)
 
@@ -195,10 +195,12 @@ class Phases:
         if self.boxes:
             self.near = self.near.copy()
             self.near[self.agent] = len(self.done) + 1
-        for shared, cells in self.boxes:
-            if (shared.kind[cells] != (2 if self.at_once else FLYING)).any():
+        for shared, cells, size in self.boxes:
+            if (shared.kind[cells] != (size if self.at_once else FLYING)).any():
                 raise Fault("something else was written where a box was on its way to")
-            shared.kind[cells] = 2
+            shared.kind[cells] = size
+            for d in range(1, int(size / shared.granule)):
+                shared.kind[cells + d] = UNWRITTEN
         every = np.maximum(self.near, self.far)
         self.done.append((self.near, every, np.maximum(every, self.loose)))
         self.missing, self.boxes = self.arrivals, []

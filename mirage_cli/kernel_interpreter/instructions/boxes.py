@@ -16,12 +16,12 @@ from mirage_cli.kernel_interpreter.registry import instruction
 from mirage_cli.kernel_interpreter.shared import FLYING
 
 ROW = 128  #: bytes of a row of a panel, whose chunks of 16 are swizzled by its number
-BYTES = 2  #: of the elements that are brought
 WALK = 2  #: units that blocks of a walking grid take one after the other, so that rings of one slot come round
 INVALID = 1  #: the status where a tensor has no map
 
-registry.CONSTANTS["CU_TENSOR_MAP_DATA_TYPE_FLOAT16"] = "6"
-registry.CONSTANTS["CU_TENSOR_MAP_DATA_TYPE_BFLOAT16"] = "9"
+KINDS = {"FLOAT16": (6, 2), "FLOAT32": (7, 4), "BFLOAT16": (9, 2)}  #: types of maps: numbers, and bytes of an element
+for _name, (_kind, _) in KINDS.items():
+    registry.CONSTANTS[f"CU_TENSOR_MAP_DATA_TYPE_{_name}"] = str(_kind)
 
 
 def swizzled(address: Array) -> Array:
@@ -39,15 +39,16 @@ class Boxes:
     extents: list[int]
     strides: list[int]
     box: list[int]
+    bytes: int = 2  #: of an element
 
     def valid(self) -> bool:
         """True if the driver makes a map of it."""
         return (
-            self.base.at * BYTES % 16 == 0
+            self.base.at * self.bytes % 16 == 0
             and all(n > 0 for n in self.extents)
             and all(n % 16 == 0 and n > 0 for n in self.strides[1:])
             and all(0 < n <= 256 for n in self.box)
-            and self.box[0] * BYTES == ROW
+            and self.box[0] * self.bytes == ROW
         )
 
     def positions(self) -> Array:
@@ -63,6 +64,7 @@ class TensorMap:
 
     def make(self, s: Any, to: TensorMap, kind: int, boxes: Boxes) -> int:
         """Make the map of a tensor; the status."""
+        boxes.bytes = dict(KINDS.values())[int(kind)]
         if not boxes.valid():
             return INVALID
         to.boxes = boxes
@@ -73,7 +75,8 @@ def _boxes(s: Any, static: Sequence[Any], base: Pointer, *numbers: int) -> Boxes
     rank = int(static[0])
     if len(numbers) != 3 * rank:
         raise Fault(f"{len(numbers)} numbers for boxes of {rank} dimensions")
-    return Boxes(base, *(list(numbers[k * rank : (k + 1) * rank]) for k in range(3)))
+    extents, strides, box = (list(numbers[k * rank : (k + 1) * rank]) for k in range(3))
+    return Boxes(base, extents, strides, box)
 
 
 registry.STRUCTS["Boxes"] = _boxes
@@ -108,7 +111,7 @@ def _load_box(
     if (to % ROW).any():
         raise Fault(f"a box is brought to address {int(to[0])}")
     for rank in [r for r in range(16) if int(mask or 0) >> r & 1] if several else [None]:
-        _bring(s, lanes, to, full, values, rank)
+        _bring(s, lanes, to, full, values, map_.boxes.bytes, rank)
 
 
 def _values(s: Any, boxes: Boxes, at: Sequence[Array]) -> Array:
@@ -117,7 +120,7 @@ def _values(s: Any, boxes: Boxes, at: Sequence[Array]) -> Array:
         return s.arithmetic.arbitrary((len(at[0]), boxes.positions().shape[1]))  # type: ignore[no-any-return]
     places = boxes.positions()[:, None] + np.stack(at)[:, :, None]
     inside = ((places >= 0) & (places < np.array(boxes.extents)[:, None, None])).all(axis=0)
-    strides = [1, *(n // BYTES for n in boxes.strides[1:])]
+    strides = [1, *(n // boxes.bytes for n in boxes.strides[1:])]
     index = np.where(inside, np.tensordot(np.array(strides), places, axes=1) + boxes.base.at, 0)
     memory = boxes.base.memory
     if inside.any() and index.max() >= memory.values.shape[1]:
@@ -129,14 +132,14 @@ def _values(s: Any, boxes: Boxes, at: Sequence[Array]) -> Array:
     return np.where(inside, elements, 0)
 
 
-def _bring(s: Any, lanes: Array, to: Array, full: Barrier, values: Array, rank: int | None) -> None:
+def _bring(s: Any, lanes: Array, to: Array, full: Barrier, values: Array, size: int, rank: int | None) -> None:
     """Begin to copy boxes to the lanes' blocks, or to block `rank` of their clusters."""
     cluster, shared, clocks = s.world.launch.cluster, full.place.memory, s.world.clocks
     block = s.block[lanes]
     if rank is not None and rank >= cluster:
         raise Fault(f"a box for block {rank} of a cluster of {cluster}")
     there = block if rank is None else block // cluster * cluster + rank
-    address = swizzled(to[:, None] + np.arange(values.shape[2]) * BYTES) - BASE
+    address = swizzled(to[:, None] + np.arange(values.shape[2]) * size) - BASE
     if address.min() < 0 or address.max() >= shared.size:
         raise Fault(f"a box is brought to byte {int(address.max())} of {shared.size} bytes of shared memory")
     cells = shared.granules(there[:, None] * shared.size + address)
@@ -150,13 +153,13 @@ def _bring(s: Any, lanes: Array, to: Array, full: Barrier, values: Array, rank: 
     clocks.known[agents] = np.maximum(before, clocks.copies[agents])
     ids = np.broadcast_to(s.lanes[lanes][:, None], cells.shape)
     shared.store(
-        cells, BYTES, values, ids, np.broadcast_to(agents[:, None], cells.shape), np.ones(cells.shape, bool), FLYING
+        cells, size, values, ids, np.broadcast_to(agents[:, None], cells.shape), np.ones(cells.shape, bool), FLYING
     )
     clocks.known[agents] = before
     if s.world.at_once:
-        shared.kind[cells] = BYTES
+        shared.kind[cells] = size
     for k, p in enumerate(phases):
         shared.writer[cells[k]] = -2 - p.agent
         shared.stamp[cells[k]] = len(p.done) + 1
-        p.boxes.append((shared, cells[k]))
-        p.count(-cells[k].size * BYTES)
+        p.boxes.append((shared, cells[k], size))
+        p.count(-cells[k].size * size)

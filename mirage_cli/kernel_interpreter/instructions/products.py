@@ -249,7 +249,7 @@ def _operand(s: Any, descriptor: Any, groups: Array, count: int, turned: bool, o
     if not shared.watched:
         none = cells[:0].reshape(-1)
         values = shared.load(cells, 2, lanes, lanes, np.ones(cells.shape, bool))
-        return values, Read(shared, none, none, none, none)
+        return _seen(s, shared, cells, values), Read(shared, none, none, none, none)
     if own:
         agents = np.repeat(warps, count // 4, axis=1)[:, :, None] + np.zeros_like(cells)
         values = shared.load(cells, 2, lanes, agents, np.ones(cells.shape, bool))
@@ -261,7 +261,14 @@ def _operand(s: Any, descriptor: Any, groups: Array, count: int, turned: bool, o
         values = shared.load(cells, 2, lanes, weakest, np.ones(cells.shape, bool))
         read = spread.reshape(-1), agents.reshape(-1)
         shared.reads[shared.read_by(read[1], read[0])] = shared.clocks.now(read[1])
+    values = _seen(s, shared, cells, values)
     return values, Read(shared, *read, shared.writer[read[0]], shared.stamp[read[0]])
+
+
+def _seen(s: Any, shared: Shared, cells: Array, values: Array) -> Array:
+    """What products see of cells: what threads have written is arbitrary until they have shown it."""
+    hidden = (shared.writer[cells] >= 0) & ~shared.shown[cells]
+    return np.where(hidden, s.arithmetic.arbitrary(hidden.shape), values) if hidden.any() else values
 
 
 def _weakest(s: Any, warps: Array, cells: Array) -> Array:

@@ -18,11 +18,12 @@ from mirage_cli.codegen import render
 from mirage_cli.codegen.source import source
 from mirage_cli.codegen.warpgroup.boxes import tensor_map
 from mirage_cli.codegen.warpgroup.plan import HELD, Plan, plan
+from mirage_cli.codegen.warpgroup.products import PAIRS
 from mirage_cli.errors import Refused, ToolMissing
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir, printer
 from mirage_cli.kernel_language.reader import read_kernels
-from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.dtypes import BF16, F16, F32, F64, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
@@ -75,6 +76,18 @@ def _key_norm(g: Graph, t: DType) -> Sequence[int]:
     return [compose.matmul(g, compose.softmax(g, scores, [2]), compose.rms_norm(g, v, [2], 1e-5))]
 
 
+def _between(g: Graph, t: DType) -> Sequence[int]:
+    """A product of what is computed with numbers of rows, with a residual."""
+    x, m, r, c = (g.input(n, e, t) for n, e in (("x", (100, 72)), ("m", (100, 1)), ("r", (100, 104)), ("gain", (72,))))
+    scaled = g.map("div", g.map("mul", c, g.map("sub", x, m)), g.map("sqrt", g.map("mul", m, m)))
+    shifted = g.map("add", scaled, c)
+    return [g.map("add", compose.linear(g, shifted, g.input("w", (72, 104), t, True)), r)]
+
+
+def _turned(g: Graph, t: DType) -> Sequence[int]:
+    return [compose.linear(g, g.input("x", (130, 72), t), g.input("w", (136, 72), t, True), transposed=True)]
+
+
 #: builds with what a block takes: rows, columns, positions of the loop, warps, stages, numbers
 CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] = {
     "norm": (_norm_linear, (128, 128, 64, 12, 3), {"cluster": 2, "band": 2}),
@@ -86,6 +99,13 @@ CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] =
     "ahead": (_attention, (128, 64, 64, 12, 2), {"ahead": 1}),
     "kept": (_attention, (128, 64, 64, 12, 2), {"turns": 1, "kept": 1}),
     "keynorm": (_key_norm, (128, 64, 128, 12, 2), {"turns": 1}),
+}
+
+
+#: the same of float32, whose numbers are split
+FLOATS: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] = {
+    "between": (_between, (64, 64, 32, 8, 3), {"resident": 2}),
+    "beside": (_turned, (128, 64, 32, 12, 3), {"cluster": 2, "turns": 1}),
 }
 
 
@@ -115,8 +135,8 @@ def _source(name: str, p: Program, g: BlockGraph, s: Schedule) -> Made:
 @cache
 def _made(name: str, dtype: DType = F16) -> Made:
     """The first block graph of a case that the engine takes."""
-    build, sizes, numbers = CASES[name]
-    p = program(build, dtype)
+    build, sizes, numbers = (CASES | FLOATS)[name]
+    p = program(build, F32 if name in FLOATS else dtype)
     for g in SEARCHER.blocks(p)[0]:
         if g.split:
             continue
@@ -151,7 +171,7 @@ def test_golden() -> None:
     assert text == GOLDEN.read_text()
 
 
-@pytest.mark.parametrize("name", [*CASES, "split"])
+@pytest.mark.parametrize("name", [*CASES, *FLOATS, "split"])
 def test_text_says_all_of_a_kernel(name: str) -> None:
     kernel = (_split() if name == "split" else _made(name)).kernel
     assert read_kernels(printer.text(kernel)) == {"kernel0": kernel}
@@ -186,7 +206,7 @@ def function(kernel: ir.Kernel, name: str) -> ir.Lambda:
     return found
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [*CASES, *FLOATS])
 def test_every_barrier_that_is_waited_for_is_arrived_at(name: str) -> None:
     made = _made(name)
     waited = {x for c in calls(made.kernel, "wait") for x in k.names_in(c.function)}
@@ -213,6 +233,19 @@ def test_kept_operands_are_read_once_and_freed_before_the_loop() -> None:
     assert [last in t for t in tests] == [False, True] and not calls(read.kernel, "load_words")
 
 
+def test_numbers_of_rows_are_made_before_the_loop() -> None:
+    """What depends on rows alone is neither read nor divided in an iteration; a residual is asked for while products run."""
+    kernel = _made("between").kernel
+    loops = [n for n in nodes(kernel) if isinstance(n, ir.For) and n.start == k.declare("int", "step", 0)]
+    assert loops and not any("m_sqrt" in called(n) for n in loops) and "m_sqrt" in called(kernel)
+    assert len(calls(kernel, "fetch_ahead")) == 1 and not any("fetch_ahead" in called(n) for n in loops)
+
+
+def test_small_products_of_parts_come_first() -> None:
+    """Those that are left out are 2^-24 of a product."""
+    assert PAIRS[-1] == (0, 0) and [sum(x) for x in PAIRS] == [2, 2, 2, 1, 1, 0] and len(set(PAIRS)) == 6
+
+
 def test_exponentials_follow_the_late_product_and_maxima_do_not() -> None:
     kernel = _made("attention").kernel
     scores, words = (called(function(kernel, f)) for f in ("scores", "words"))
@@ -230,7 +263,7 @@ def test_a_maximum_stays_behind_only_where_weights_stay_small() -> None:
 
 
 # --- boxes ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [*CASES, *FLOATS])
 def test_boxes_cover_tiles_once(name: str) -> None:
     """What the blocks of a cluster bring together is the tile."""
     made = _made(name)
@@ -260,7 +293,7 @@ def value(e: ir.Expression, names: Mapping[str, int]) -> int:
 
 
 def test_rings_expect_the_bytes_of_their_tiles() -> None:
-    for name in CASES:
+    for name in CASES | FLOATS:
         made = _made(name)
         planned = plan(*made[:3])
         wanted = {sum(t.bytes for t in planned.ring(r)) for r in {t.ring for t in planned.tiles}}
@@ -290,7 +323,8 @@ def test_what_does_not_suit_is_refused_with_a_reason() -> None:
     def odd(g: Graph, t: DType) -> Sequence[int]:
         return _attention(g, t, 333)
 
-    assert any("16-bit types" in r for r in _refused(_norm_linear, F32, same))
+    assert any("loaded tiles alone" in r for r in _refused(_attention, F32, same))
+    assert any("in f64" in r for r in _refused(_norm_linear, F64, same))
     assert any("sm_80 has no products of warpgroups" in r for r in _refused(_norm_linear, F16, same, "sm_80"))
     assert any("multiples of 16 bytes" in r for r in _refused(odd, F16, same))
     assert any("no multiple of 64" in r for r in _refused(_norm_linear, F16, lambda s: replace(s, loop=32)))
@@ -347,7 +381,7 @@ def test_nvcc_keeps_fragments_in_registers(tmp_path: Path) -> None:
         nvcc = toolchain.find_nvcc()
     except ToolMissing as missing:
         pytest.skip(str(missing))
-    lines = [f'#include "mirage/{h}"' for h in ("cuda/launch.cuh", "cuda/warpgroup.cuh", "entry.h")]
+    lines = [f'#include "mirage/{h}"' for h in ("cuda/launch.cuh", "cuda/warpgroup_split.cuh", "entry.h")]
     for name, dtype in (
         ("norm", F16),
         ("gated", BF16),
@@ -355,6 +389,8 @@ def test_nvcc_keeps_fragments_in_registers(tmp_path: Path) -> None:
         ("ahead", F16),
         ("kept", F16),
         ("keynorm", BF16),
+        ("between", F32),
+        ("beside", F32),
     ):
         lines += [f"namespace of_{name} {{", _made(name, dtype).text, "}"]
     lines += ["namespace of_split {", _split().text, "}"]
