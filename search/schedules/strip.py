@@ -224,6 +224,12 @@ def _check_outside(graph: BlockGraph) -> None:
             raise Refused(f"{o.name} is no product of an accumulator and an input")
 
 
+# --- rings ------------------------------------------------------------------------------------------------------------
+def iterations(s: Schedule, walked: Extent | None, groups: int) -> float:
+    """A group's iterations over a block's positions of the loop; infinite where these are not known."""
+    return -(-walked // (s.loop * groups)) if isinstance(walked, int) and not s.parts else math.inf
+
+
 # --- warps ------------------------------------------------------------------------------------------------------------
 def across_of(s: Schedule) -> int:
     """The warps of a group that share the columns of its strips."""
@@ -366,6 +372,12 @@ class Shape:
         if self.s.parts:
             return self.s.parts
         return -(-self.extents[self.g.split[0]] // (self.s.tile(self.g.split[0]) or 1))
+
+    @property
+    def iterations(self) -> float:
+        """Iterations of a group, whatever a mask shows; where there are more stages, its ring has a tile for each of them."""
+        loop = self.g.loop or ""
+        return iterations(self.s, self.s.tile(loop) or self.p.extent(loop), self.groups)
 
     def turns(self, extents: Mapping[str, int]) -> float:
         """Iterations of a group, those of which a mask shows something, where axes have these extents."""

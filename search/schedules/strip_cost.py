@@ -129,7 +129,8 @@ def _stages(shape: Shape, target: Target) -> list[int]:
     counts: dict[int, None] = {}
     for blocks in (1, 2, 3, 4) if r.packed else (1, 2):
         room = min(target.shared_total // blocks - RESERVED, target.shared_bytes) - shape.kept
-        stages = min(most, room // max(1, shape.stage * shape.groups))
+        held = room // max(1, shape.stage * shape.groups)
+        stages = most if shape.iterations < most <= held + 1 else min(most, held)
         allowed = MATRIX_REGISTERS if r.chained else PLAIN_REGISTERS
         if stages >= 2 and shape.merge <= room and registers <= allowed:
             counts[stages] = None
@@ -234,6 +235,7 @@ def _numbers(shape: Shape, target: Target) -> dict[str, float]:
         "moved": sum(bytes_ * max(1.0, c.sector / run) for bytes_, run in shape.rings),
         "registers": shape.registers(),
         "cluster": shape.cluster,
+        "iterations": shape.iterations,
         "multiplies": shape.multiplies(c.exact_price, c.split_price),
         "elementwise": shape.elementwise(c.computed_price),
         "steps": shape.steps(),
@@ -257,7 +259,8 @@ def predictions(
     """The predictions where kernels read and write `once` bytes in all, and axes have these extents."""
     c, n, s = target.fitted(Strip), own.numbers, own.stages
     warps, groups, members, across, stage = (n[x] for x in ("warps", "groups", "members", "across", "stage"))
-    shared = np.maximum(stage * s * groups, n["merge"]) + n["kept"]
+    ring = np.where(n["iterations"] < s, n["iterations"], s)
+    shared = np.maximum(stage * ring * groups, n["merge"]) + n["kept"]
     blocks = own.each(lambda x: block_count(x.g, x.s, extents))
     turns = own.each(lambda x: x.turns(extents))
     moved = once * own.each(lambda x: shown(x.r.limits, x.g.loop or "", x.s.loop, extents, dict(x.s.tiles)))
@@ -290,9 +293,15 @@ def predictions(
     memory = memory * _longer(blocks, slots, units, each)
     copies = busiest * all_turns * np.maximum(c.piece_us * n["lines"], stage / c.copied)
     cache = blocks * all_turns * stage / (target.bandwidth * c.cache_factor * used / target.units) * 1e6
-    fixed = c.launch_us + c.wave_us * (waves - 1) + np.array([c.cluster_us.get(int(k), 0.0) for k in n["cluster"]])
+    fixed = c.launch_us + c.wave_us * (waves - 1) + np.array([_met_us(c, int(k)) for k in n["cluster"]])
     slowest = sum(b**c.together for b in (loop * waves, memory, cache, copies)) ** (1 / c.together)
     return Predictions(fixed + slowest + c.merge_us * n["merge"] * waves, shared, blocks * all_turns * stage)
+
+
+def _met_us(c: Strip, cluster: int) -> float:
+    """Microseconds of blocks that wait for one another, as many as a cluster of the next size that was measured."""
+    sizes = [k for k in c.cluster_us if k >= cluster] or [*c.cluster_us]
+    return c.cluster_us[min(sizes, key=lambda k: abs(k - cluster))] if cluster > 1 else 0.0
 
 
 def _longer(blocks: Floats, slots: Floats, units: Floats, alone: Floats) -> Floats:
@@ -346,7 +355,17 @@ class StripModel(Model):
     def schedules(self) -> Iterator[Schedule]:
         """Tiles, groups of warps and stages that fit."""
         own = self.table()
-        return map(own.schedule, range(len(own.stages)))
+        return (self.named(own.schedule(n)) for n in range(len(own.stages)))
+
+    def named(self, schedule: Schedule) -> Schedule:
+        """A schedule that says whether the kernel is `late`: what its loop reads beside constants takes longer than a launch,
+        and the next kernels, which ask for theirs as soon as they begin, would delay it."""
+        loads, own = {o.source_value for o in self.g.ops if o.op == "load" and o.phase == BODY}, 0.0
+        for i in self.p.inputs:
+            if i.name in loads and i.source not in self.p.early:
+                own += math.prod(self.extents[a] for a in self.p.axes_of(i.name)) * self.p.sources[i.source].dtype.size
+        late = self.t.features.dependent_launch and own / self.t.bandwidth * 1e6 > self.t.fitted(Strip).launch_us
+        return replace(schedule, numbers=(*schedule.numbers, ("late", 1))) if late else schedule
 
     def predicted(self, own: Table) -> Predictions:
         """The predictions for a table at these sizes."""
@@ -369,5 +388,5 @@ class StripModel(Model):
         scores = np.sqrt(found.us * small.predicted(own).us) if isinstance(small, StripModel) else found.us
         best = np.sort(scores)[:count][-1]
         near = (int(n) for n in np.flatnonzero(scores <= best))
-        chosen = (Ranked(own.schedule(n), self.prediction(found, n), float(scores[n])) for n in near)
+        chosen = (Ranked(self.named(own.schedule(n)), self.prediction(found, n), float(scores[n])) for n in near)
         return sorted(chosen, key=lambda r: r.order)[:count]

@@ -114,7 +114,7 @@ def _stored() -> Case:
         (" < 69 ", " < 70 "),
         (" < 69 ", " < 68 "),
         (" - 1104", " - 1088"),
-        ("store_tile<GROUP>(", "if (turn > 0) store_tile<GROUP>("),
+        ("store_tile<GROUP, ", "if (turn > 0) store_tile<GROUP, "),
         ("_0 + a_at * 1152", "_0 + a_at * 1136"),
     ],
 )

@@ -108,6 +108,9 @@ class StripBase(Positions):
         if multiply_together(self.s, r.target):
             self.memory.unit = SWIZZLED
         self.declare: list[ir.Statement] = []
+        self.along = frozenset[
+            str
+        ]()  #: axes that statements walk where a divisor that has none of them is inverted once
 
     # --- axes -----------------------------------------------------------------------------------------------------------
     def sized_axes(self, axes: frozenset[str], phase: str) -> list[str]:
@@ -398,6 +401,9 @@ class StripBase(Positions):
                 numerator, divisor = self.value_of(above, phase, out, ref, read, guard), ref(below)
                 if below in self.inverses:
                     return out.let(numerator * k.substituted(divisor, {k.name(below): k.name(self.inverses[below])}))
+                return out.let(numerator * out.let(expressions.quotient(self.hollow, divisor, ONE / divisor)))
+            case Apply("div", (above, below)) if self.along and not self.axes_in(below) & self.along:
+                numerator, divisor = (self.value_of(a, phase, out, ref, read, guard) for a in (above, below))
                 return out.let(numerator * out.let(expressions.quotient(self.hollow, divisor, ONE / divisor)))
             case Apply(op, args):
                 inner = [self.value_of(a, phase, out, ref, read, guard) for a in args]

@@ -20,7 +20,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.printer import text
-from mirage_cli.search.schedules.strip import resident
+from mirage_cli.search.schedules.strip import iterations, resident
 
 MOST_FLOATS = 200  #: registers of a thread for results of products, beyond which kernels spill
 COMMITTED = k.run("copy_commit")
@@ -55,7 +55,7 @@ class _Kernel(StripParts):
         ring, others = ([t for t in self.tiles.values() if t.ring == kind] for kind in (True, False))
         if not ring:
             raise Refused("the loop loads no tiles")
-        places, shared = self.memory.places(self.stage_bytes() * self.s.stages * self.groups)
+        places, shared = self.memory.places(self.stage_bytes() * self.slots * self.groups)
         if shared > self.r.target.shared_bytes:
             raise Refused(f"{shared} bytes of shared memory, {self.r.target.name} has {self.r.target.shared_bytes}")
         threads = 32 * self.s.warps
@@ -71,10 +71,9 @@ class _Kernel(StripParts):
             self.r.target.features.dependent_launch,
         )
         body = (
-            *self.declarations(threads),
             *self.declare,
             *(k.let(f"{t}*", n, k.reinterpret(f"{t}*", k.name("shared") + at), unused=True) for n, t, at in places),
-            k.let("unsigned char*", "ring", k.name("shared") + k.name("group") * (self.stage_bytes() * self.s.stages)),
+            k.let("unsigned char*", "ring", k.name("shared") + k.name("group") * (self.stage_bytes() * self.slots)),
             *self.before_loop,
             *self.up_to_loop(ring, [t for t in others if not t.computed]),
             *self.loop(),
@@ -82,6 +81,8 @@ class _Kernel(StripParts):
             SYNC,
             *self.epilogue,
         )
+        self.unread = frozenset(i.name for i in self.inputs()) - k.names_in(body)
+        body = (*self.declarations(threads), *body)
         kernel = ir.Kernel(f"kernel{self.r.number}", "parameters", launch.fields(), (threads, blocks), body)
         more = [
             *(["strip_group.cuh"] if self.memory.unit == SWIZZLED else []),
@@ -105,29 +106,32 @@ class _Kernel(StripParts):
 
     def up_to_loop(self, ring: Sequence[OperandTile], held: Sequence[OperandTile]) -> list[ir.Statement]:
         """From the number of iterations to the loop: the first copies, and what is in front of the loop. Constants of the
-        model may be read before the kernel in front of this one has ended."""
+        model may be read before the kernel in front of this one has ended. The next kernel, which asks for its constants
+        at once, begins when this one has asked for its own; a `late` one lets it wait for its other copies too."""
         steps, group, groups = k.name("steps"), k.name("group"), k.name("GROUPS")
         turns = (steps - group + groups - 1) / groups
         constants, others = ([t for t in ring if t.constant == kind] for kind in (True, False))
         lines = [*self.prologue, *self.before]
         awaits = not {f"{t.name}_tile" for t in held}.isdisjoint(k.names_in((*lines, *self.body)))
         declared, lines = ([], lines) if self.prologue or awaits else (self.before, [])
-        ahead, wait = self.s.stages - 1, k.run("wait_for_earlier")
+        ahead, wait, begin = self.s.stages - 1, k.run("wait_for_earlier"), k.run("launch_dependents")
+        late = bool(dict(self.s.numbers).get("late", 0))
         return [
             *declared,
             *([wait] if self.by_integers else []),
             *self.walked(),
             k.let("int", "mine", k.select(steps > group, turns, 0)),
-            k.run("launch_dependents"),
             *([k.run("cluster_arrive_relaxed")] if self.splits > 1 else []),
             self.loader("load_constants", k.when(TURN >= "mine", ir.Return()), *self.stage(*self.loads(constants))),
             self.loader("load_others", k.when(TURN < "mine", *self.stage(*self.loads(others))), COMMITTED),
             k.loop("turn", ahead, k.run("load_constants", TURN, TURN)),
             *self.loads([t for t in held if t.constant]),
+            *([] if late else [begin]),
             *([] if self.by_integers else [wait]),
             *self.loads([t for t in held if not t.constant]),
             COMMITTED,
             k.loop("turn", ahead, k.run("load_others", TURN, TURN)),
+            *([begin] if late else []),
             *([k.run("copy_wait", static=[ahead]), SYNC] if awaits else []),
             *lines,
         ]
@@ -147,7 +151,7 @@ class _Kernel(StripParts):
 
     def loop(self) -> list[ir.Statement]:
         """The iterations of a group, with copies ahead to the stage that is free."""
-        last, free = self.s.stages - 1, k.name("free")
+        last, free, at_once = self.s.stages - 1, k.name("free"), self.slots < self.s.stages
         at_start, at_end = (k.binary("==", SLOT, n) for n in (0, last))
         more = [k.run(f, TURN + last, free) for f in ("load_constants", "load_others")]
         ahead = k.scope(k.let("int", "free", k.select(at_start, last, SLOT - 1)), *more)
@@ -157,18 +161,18 @@ class _Kernel(StripParts):
             k.run("copy_wait", static=[last - 1]),
             *([SHOWN] if self.memory.unit == SWIZZLED else []),
             EACH_GROUP,
-            COMMITTED if self.requested_at_once() else ahead,
+            COMMITTED if at_once else ahead,
             *self.stage(*self.stores(), *self.body),
-            k.assign(SLOT, k.select(at_end, 0, SLOT + 1)),
+            k.assign(SLOT, SLOT + 1 if at_once else k.select(at_end, 0, SLOT + 1)),
         )
         return [k.declare("int", "slot", 0), walk]
 
-    def requested_at_once(self) -> bool:
-        """True if all iterations of a group have their stage in front of the loop."""
-        walked = self.s.tile(self.loop_axis) or self.p.extent(self.loop_axis)
-        if not isinstance(walked, int) or self.s.parts:
-            return False
-        return -(-walked // (self.s.loop * self.groups)) < self.s.stages
+    @property
+    def slots(self) -> int:
+        """Tiles of a group's ring: one for each iteration where all of them are asked for in front of the loop, else one for
+        each stage."""
+        turns = iterations(self.s, self.s.tile(self.loop_axis) or self.p.extent(self.loop_axis), self.groups)
+        return int(turns) if turns < self.s.stages else self.s.stages
 
     def summary(self, shared: int, blocks: int) -> list[str]:
         """A summary of the kernel's parts for golden files, a line each."""

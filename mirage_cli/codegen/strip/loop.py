@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mirage_cli.codegen.strip.base import EACH_GROUP, ONE, SHOWN, Leaf
 from mirage_cli.codegen.strip.packed import StripPacked
-from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, padded
+from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, Vector, padded
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import (
@@ -53,6 +54,8 @@ class StripLoop(StripPacked):
                 self.in_body(o)
             elif o.op == "accum":
                 self.value[o.name] = Ref(o.name)
+        for at, early in reversed(self.early):
+            self.prologue[at:at] = early()
 
     # --- prologue -----------------------------------------------------------------------------------------------------
     def in_prologue(self, o: BlockOp) -> None:
@@ -71,10 +74,14 @@ class StripLoop(StripPacked):
         kept = self.group_sizes(self.sized_axes(source - frozenset(o.over), PROLOGUE), PROLOGUE)
         summed = self.group_sizes(self.sized_axes(source & frozenset(o.over), PROLOGUE), PROLOGUE)
         v = self.vector(o.name, kept)
-        out = Lets()
+        self.early.append((len(self.prologue), partial(self.summed_early, o, v, self.value[o.inputs[0]], summed)))
+        self.value[o.name] = Ref(o.name)
+
+    def summed_early(self, o: BlockOp, v: Vector, e: Expr, summed: Sizes) -> list[ir.Statement]:
+        """The statements of such a sum, once it is known which tiles there are."""
+        kept, out = v.axes, Lets()
         inside = self.inside([a for a, _ in (*kept, *summed)], PROLOGUE)
         guard = out.let(inside, "bool") if inside else None
-        e = self.value[o.inputs[0]]
         value = self.value_of(e, PROLOGUE, out, self.shared_vector, lambda x: self.tile_element(x, PROLOGUE), guard)
         kind = "StripSum" if o.op == "sum" else "StripMax"
         value = k.select(guard, value, k.call(f"{kind}::none")) if guard else value
@@ -84,8 +91,7 @@ class StripLoop(StripPacked):
         )
         put = k.function([("int", "o"), ("float", "x")], k.assign(k.name(o.name)["o"], "x"))
         static = (kind, v.size, count(summed), "THREADS")
-        self.prologue += [k.run("reduce", element, put, static=static), SYNC]
-        self.value[o.name] = Ref(o.name)
+        return [k.run("reduce", element, put, static=static), SYNC]
 
     # --- body ---------------------------------------------------------------------------------------------------------
     def in_body(self, o: BlockOp) -> None:

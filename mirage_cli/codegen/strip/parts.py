@@ -13,6 +13,7 @@ from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import count
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.parts import Joint, joint, slot_of
 from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY
@@ -93,7 +94,8 @@ class StripParts(StripMerge):
             for n, place, test in zip((1, 2), self.places_in_parts(w), (k.both(before, inside), inside), strict=True)
         ]
         threads, thread = self.sharing(True)
-        return k.run("load_parts", self.held(t), thread, f"{t.value}_2", count(t.inner), *rows, static=[threads])
+        static: list[ir.Value] = [threads, self.pitch(w)]
+        return k.run("load_parts", self.held(t), thread, f"{t.value}_2", count(t.inner), *rows, static=static)
 
     def stores(self) -> list[ir.Statement]:
         """Store the tiles of an iteration that belong to what is stored whole."""
@@ -102,10 +104,15 @@ class StripParts(StripMerge):
         for name, w in self.whole.items():
             place = self.offset(w.input.access, BODY, self.held_whole(w))
             row = self.row(w.tile, f"{self.ctype(w.tile.dtype)}*", f"{name}_0", place, self.inside_rows(w))
-            put = k.run("store_tile", self.held(w.tile), thread, row, static=[threads])
+            put = k.run("store_tile", self.held(w.tile), thread, row, static=[threads, self.pitch(w)])
             others = [a for a in self.grid() if a not in {s.axis for s in w.input.access}]
             done.append(k.when(self.first(others), put))
         return done
+
+    def pitch(self, w: Whole) -> int:
+        """Elements from row to row of its tiles, in the parts and in the whole; 0 where rows do not walk its axis alone."""
+        behind = ex.product([s.extent for s in w.input.access[w.slot + 1 :]])
+        return behind if [a for a, _ in w.tile.outer] == [w.axis] and isinstance(behind, int) else 0
 
     def inside_rows(self, w: Whole) -> ir.Expression | None:
         """The condition that row `o` of a tile is no padding."""

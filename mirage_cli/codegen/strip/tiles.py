@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mirage_cli.codegen.strip.base import EACH_GROUP, SHOWN, StripBase, array
-from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile, TileSum, Vector, padded
+from mirage_cli.codegen.strip.values import CHUNK, SWIZZLED, OperandTile, TileSum, Vector, padded
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.terms.visible import known
@@ -15,6 +15,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules.strip import made_of_products
 
@@ -30,6 +31,7 @@ class StripTiles(StripBase):
         """Nothing is printed yet."""
         self.made = made_of_products(self.g)
         self.prologue: list[ir.Statement] = []
+        self.early: list[tuple[int, Callable[[], list[ir.Statement]]]] = []  #: sums of the prologue, by their places
         self.before: list[ir.Statement] = []
         self.body: list[ir.Statement] = []
         self.accumulators: dict[str, str] = {}  #: name of a strip, row vector or tile sum -> its running maximum or ""
@@ -75,9 +77,63 @@ class StripTiles(StripBase):
         return next(tiles, None)
 
     def tile_element(self, value: str, phase: str) -> ir.Expression | None:
-        """An input's element at the current position of the tile that a phase has copied it to; else nothing."""
-        tile = self.copied(value, phase)
-        return None if tile is None else self.element_of_tile(tile)
+        """An input's element at the current position of a tile that a phase has copied; else nothing."""
+        if (tile := self.copied(value, phase)) is not None:
+            return self.element_of_tile(tile)
+        if (found := self.within_tile(value, phase)) is None:
+            return None
+        tile, *at = found
+        return k.call("to_float", ir.Unary("*", self.held(tile).member("element")(*at)))
+
+    def within_tile(self, value: str, phase: str) -> tuple[OperandTile, ir.Expression, ir.Expression] | None:
+        """A tile that a phase has copied of an input's tensor and that has, along whatever the two walk differently, all of
+        it, with the row and the place in it where the input's element lies; else nothing."""
+        own = self.reads[value]
+        for t in self.tiles.values():
+            other = self.reads[t.value]
+            if t.phase != phase or t.computed or t.kind != "Tile" or other.source != own.source:
+                continue
+            places = self.places_within(own, other, phase)
+            if places is not None:
+                outer, inner = (k.substituted(self.vector_index(side), places) for side in (t.outer, t.inner))
+                return t, outer, inner
+        return None
+
+    def chunk_within(
+        self, value: str, t: OperandTile, phase: str
+    ) -> tuple[OperandTile, ir.Expression, ir.Expression] | None:
+        """The same for the chunk of a tile that begins at `first`, where the input's elements lie side by side too."""
+        found, last = self.within_tile(value, phase), self.reads[value].access[-1]
+        each = CHUNK // t.dtype.bytes
+        if found is None or (last.axis, found[0].inner[-1][0]) != (t.inner[-1][0],) * 2:
+            return None
+        if last.offset % each or any(n % each for _, n in (t.inner[-1], found[0].inner[-1])):
+            return None
+        at, rest = dict[ir.Expression, ir.Expression](), ir.lift(k.name("first"))
+        for axis, n in reversed(t.inner):
+            at[k.name(f"i_{axis}")] = rest % n if axis != t.inner[0][0] else rest
+            rest = rest / n
+        tile, outer, inner = found
+        return tile, outer, k.substituted(inner, at)
+
+    def places_within(self, own: Input, other: Input, phase: str) -> dict[ir.Expression, ir.Expression] | None:
+        """The positions along the axes of `other` at which it reads what `own` reads at the current position, where they are
+        not the same; None where a tile of `other` may not have it."""
+        places = dict[ir.Expression, ir.Expression]()
+        if len(own.access) != len(other.access):
+            return None
+        for mine, its in zip(own.access, other.access, strict=True):
+            if mine == its:
+                continue
+            axis = its.axis
+            whole = axis is not None and its.offset == 0 and self.shapes.size(axis, phase) == its.extent
+            walked = 1 if mine.axis is None else self.shapes.size(mine.axis, phase)
+            extent = 1 if mine.axis is None else self.p.extent(mine.axis)
+            if axis is None or not whole or mine.extent != its.extent or walked != extent:
+                return None
+            walk = [] if mine.axis is None or walked == 1 else [f"i_{mine.axis}"]
+            places[k.name(f"i_{axis}")] = k.total([*walk, *([mine.offset] if mine.offset or not walk else [])])
+        return places
 
     def like(self, v: str, e: Expr, over: frozenset[str], side: str) -> OperandTile:
         """The tile of the input that has all axes of a value."""
@@ -145,25 +201,29 @@ class StripTiles(StripBase):
     def computed_chunk(self, t: OperandTile, e: Expr, phase: str) -> list[ir.Statement]:
         """The statements that compute the chunk of row `o` that begins at `first`: inputs whose elements lie side by side
         as in the chunk are read all at once, others one by one."""
-        out, read = Lets(), dict[str, OperandTile]()
+        out, read = Lets(), dict[str, tuple[OperandTile, ir.Value, ir.Value]]()
 
         def element(value: str) -> ir.Expression | None:
             tile = self.copied(value, phase)
-            if tile is None or tile.inner != t.inner:
+            if tile is not None and tile.inner == t.inner:
+                read[value] = tile, self.vector_index(tile.outer), "first"
+            elif tile is None and (found := self.chunk_within(value, t, phase)):
+                read[value] = found
+            else:
                 return self.tile_element(value, phase)
-            read[value] = tile
             return k.name(f"{value}_part")["e"]
 
         test = self.inside_tile(t, phase)
         guard = out.let(test, "bool") if test else None
+        self.along = frozenset(a for a, _ in t.inner)
         value = self.value_of(e, phase, out, self.shared_vector, element, guard)
+        self.along = frozenset()
         value = k.select(guard, value, ZERO) if guard else value
         inner = self.clamped(AT, t.inner, t.n_inner)
         statements = [*decode(t.outer, self.clamped("o", t.outer, t.n_outer)), array("made", t.vector)]
-        for name, tile in read.items():
-            part, row = f"{name}_part", self.vector_index(tile.outer)
-            read_row = k.run("tile_floats", part, self.held(tile), row, "first")
-            statements += [array(part, t.vector), read_row]
+        for name, (tile, *place) in read.items():
+            part = f"{name}_part"
+            statements += [array(part, t.vector), k.run("tile_floats", part, self.held(tile), *place)]
         body = (*decode(t.inner, inner), *out.statements, k.assign(k.name("made")["e"], value))
         return [
             *statements,

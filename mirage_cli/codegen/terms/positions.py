@@ -43,6 +43,7 @@ class Positions:
     """Where a kernel's statements are in its tensors and tiles."""
 
     types = CUDA_TYPES
+    unread = frozenset[str]()  #: inputs of which a kernel reads what it needs elsewhere
 
     def __init__(self, tile: TileProgram, r: Request) -> None:
         self.t, self.r, self.symbols = tile, r, r.symbols
@@ -250,7 +251,7 @@ class Positions:
         own, of = list[ir.Statement](), k.name(parameters)
         for i in self.inputs():
             pointer = k.of_type(f"{i.type}*", const=True)
-            own.append(k.let(pointer, i.name, of.member(i.name), restrict=restrict))
+            own.append(k.let(pointer, i.name, of.member(i.name), restrict=restrict, unused=i.name in self.unread))
         for o in self.outputs():
             own.append(k.let(f"{o.type}*", o.name, of.member(o.name), restrict=restrict))
         return own

@@ -145,6 +145,19 @@ def _chunks(s: Any, of: TileType, threads: int, thread: Any) -> Array:
     return np.asarray(np.arange(-(-of.OUTER * (of.INNER // of.VEC) // threads))[:, None] * threads + thread)
 
 
+def _places(s: Any, of: TileType, pitch: int, row: Any, o: Array) -> Pointer | None:
+    """Where rows `o` lie: `pitch` elements apart (0: wherever `row` says) in a tile whose first and last row have a place."""
+    told: Pointer | None = row(s, o)
+    if told is None or not pitch:
+        return told
+    first, last = row(s, np.zeros_like(o)), row(s, np.full_like(o, of.OUTER - 1))
+    lacking = np.zeros(o.shape, bool)
+    for p in (first, last):
+        lacking = lacking | (False if p.null is None else p.null)
+    null = None if told.null is None else told.null & lacking
+    return replace(told, at=np.where(lacking, told.at, first.at + o * pitch), null=null)
+
+
 @instruction("load_parts")
 def _load_parts(
     s: Any, static: Sequence[Any], tile: Tile, thread: Any, any_: Pointer, valid: Any, first: Any, next_: Any
@@ -159,7 +172,7 @@ def _load_parts(
         left = np.broadcast_to(s.active & (inner + within < valid), (of.VEC, *k.shape))
         values = np.zeros((s.arithmetic.fields, *left.shape), dtype=s.arithmetic.dtype)
         for part in (first, next_):
-            source = part(s, k // chunks)
+            source = _places(s, of, static[1], part, k // chunks)
             if source is not None:
                 known = left if source.null is None else left & ~source.null
                 s.aligned(source.plus(inner), CHUNK, known.any(axis=0))
@@ -176,7 +189,7 @@ def _store_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, row: Any
     within = np.arange(of.VEC)[:, None, None]
     with s.only(s.active & (k < of.OUTER * chunks)):
         inner = k % chunks * of.VEC
-        to = row(s, k // chunks)
+        to = _places(s, of, static[1], row, k // chunks)
         if to is not None:
             known = s.active if to.null is None else s.active & ~to.null
             s.aligned(to.plus(inner), CHUNK, known)

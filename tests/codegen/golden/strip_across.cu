@@ -65,7 +65,6 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     const Tile<__half, 32, 32> t7_shared{t7_shared_all + group * 1024};
     const int steps = static_cast<int>((min(offset_t(c_at + 160), offset_t(264)) - c_at + 31) / 32);
     const int mine = steps > group ? (steps - group + GROUPS - 1) / GROUPS : 0;
-    launch_dependents();
     cluster_arrive_relaxed();
     auto load_constants = [&](int turn, int slot) {
         (void)slot;
@@ -94,6 +93,7 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
         copy_commit();
     };
     for (int turn = 0; turn < 1; ++turn) load_constants(turn, turn);
+    launch_dependents();
     wait_for_earlier();
     load_tile<THREADS>(Tile_t1{t1_tile}, static_cast<int>(threadIdx.x), x1, 32, [&](int o) {
         (void)o;

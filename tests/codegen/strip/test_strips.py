@@ -147,7 +147,7 @@ def test_what_strips_refuse() -> None:
     with pytest.raises(Refused, match=r"tiles of x. are not aligned to 16 bytes"):
         Case("x", p, single(p, whole), (replace(good, tiles=(("a", 8), ("b", 12))),), HOPPER).render()
     with pytest.raises(Refused, match="bytes of shared memory"):
-        Case("x", p, single(p, whole), (replace(good, loop=128, stages=99),), HOPPER).render()
+        Case("x", p, single(p, whole), (good,), replace(HOPPER, shared_bytes=4096)).render()
     with pytest.raises(Refused, match="1 blocks would make a cluster"):
         alone = replace(parts, tiles=(*good.tiles, ("c", 144)))
         Case("x", p, single(p, split), (alone,), HOPPER).render()

@@ -112,11 +112,11 @@ struct Tile {
 };
 
 // Start copying a tile: `row(o)` points to the start of row o, nullptr for one that is zero; of a row, elements from
-// `valid` on are zero. `any` is a valid address.
-template <int THREADS, class TILE, class F>
+// `valid` on are zero. `any` is a valid address. ROLLED: few instructions matter more than their number.
+template <int THREADS, bool ROLLED = false, class TILE, class F>
 MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, int valid, F row) {
     constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, EACH = (COUNT + THREADS - 1) / THREADS;
-    constexpr int AT_ONCE = EACH <= 8 ? EACH : 4;  // addresses of more would be kept in registers through the loop
+    constexpr int AT_ONCE = ROLLED ? 1 : EACH <= 8 ? EACH : 4;  // addresses of more would be kept through the loop
 #pragma unroll AT_ONCE
     for (int i = 0; i < EACH; ++i) {
         const int k = i * THREADS + thread;
@@ -130,24 +130,50 @@ MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, in
     }
 }
 
+// Rows of whole tiles lie PITCH elements apart, where that is known (0: it is not): `each(o, c, p)` for the chunks c of rows o
+// that a thread has, at p, if the first row and the last one have a place; else nothing, and false.
+template <int THREADS, int PITCH, class TILE, class F, class G>
+MIRAGE_DEVICE bool even_rows(TILE, int thread, F row, G each) {
+    constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, STEP = THREADS / TILE::CHUNKS;
+    if constexpr (PITCH > 0 && THREADS % TILE::CHUNKS == 0 && COUNT % THREADS == 0) {
+        auto* const from = row(0);
+        if (from == nullptr || row(TILE::OUTER - 1) == nullptr) return false;
+        const int o = thread / TILE::CHUNKS, c = thread % TILE::CHUNKS;
+        auto* const own = from + o * PITCH + c * TILE::VEC;
+#pragma unroll
+        for (int i = 0; i < COUNT / THREADS; ++i) each(o + i * STEP, c, own + i * STEP * PITCH);
+        return true;
+    } else {
+        return false;
+    }
+}
+
 // The same of a tensor in two parts: a row that `first` does not have is `next`'s.
-template <int THREADS, class TILE, class F, class G>
+template <int THREADS, int PITCH, class TILE, class F, class G>
 MIRAGE_DEVICE void load_parts(TILE t, int thread, const typename TILE::T* any, int valid, F first, G next) {
-    load_tile<THREADS>(t, thread, any, valid, [&](int o) {
+    const auto copy = [&](int o, int c, const typename TILE::T* from) { copy_async<16>(t.chunk(o, c), from, 16); };
+    if (valid >= TILE::INNER) {
+        if (even_rows<THREADS, PITCH>(t, thread, first, copy)) return;
+        if (first(0) == nullptr && even_rows<THREADS, PITCH>(t, thread, next, copy)) return;
+    }
+    load_tile<THREADS, (PITCH > 0)>(t, thread, any, valid, [&](int o) {
         const auto* const from = first(o);
         return from != nullptr ? from : next(o);
     });
 }
 
 // Store a tile's rows: `row(o)` points to the place of row o, nullptr for one that is not stored.
-template <int THREADS, class TILE, class F>
+template <int THREADS, int PITCH, class TILE, class F>
 MIRAGE_DEVICE void store_tile(TILE t, int thread, F row) {
-    constexpr int COUNT = TILE::OUTER * TILE::CHUNKS;
-#pragma unroll 4
+    using T = typename TILE::T;
+    const auto put = [&](int o, int c, T* to) { *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(t.chunk(o, c)); };
+    if (even_rows<THREADS, PITCH>(t, thread, row, put)) return;
+    constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, AT_ONCE = PITCH > 0 ? 1 : 4;
+#pragma unroll AT_ONCE
     for (int k = thread; k < COUNT; k += THREADS) {
         const int o = k / TILE::CHUNKS, c = k % TILE::CHUNKS;
-        typename TILE::T* const to = row(o);
-        if (to != nullptr) *reinterpret_cast<int4*>(to + TILE::VEC * c) = *reinterpret_cast<const int4*>(t.chunk(o, c));
+        T* const to = row(o);
+        if (to != nullptr) put(o, c, to + TILE::VEC * c);
     }
 }
 
