@@ -306,11 +306,13 @@ def _ranged(
 
 def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: int, options: PlanOptions) -> TargetPlan:
     """A plan that tells too where it gains nothing: on a CPU, and with packed weights, at any size that was asked for. Those
-    runtimes multiply in their own way at a decoder's steps (the least sizes) and unpack them for prompts."""
+    runtimes multiply in their own way at a decoder's steps (the least sizes) and unpack them for prompts. So does a part of
+    what a library has as one operator, where sizes were asked for: it is compared at steps otherwise."""
     given, at = dict(options.ranges), list[Sizes]()
+    whole = operators == FUSED and not given.keys().isdisjoint(ranges.bases(program.symbols))
     if program.packed is not None:
         at.append(ranges.least(program.symbols, given))
-    if program.packed is not None or not target.threaded:
+    if program.packed is not None or not target.threaded or whole:
         at += ranges.asked(program.symbols, given)
     losses = []
     for sizes in at:

@@ -23,6 +23,7 @@ from mirage_cli.planning.plan import PlanOptions, Slower, newest, plan_fragment,
 from mirage_cli.report.stored_plan import plan_from_json
 from mirage_cli.search.schedules.alternatives import Leaf
 from mirage_cli.search.schedules.fitted import Cpu
+from mirage_cli.search.schedules.original import FUSED
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Candidate, SearchOptions
 from tests.codegen.programs import program
@@ -234,3 +235,15 @@ def test_a_fragment_is_replaced_where_it_gains_at_all_sizes_that_are_asked_for()
         assert p.predicted_us * cpu.margin < p.original_us
         assert p.faster == gains
         assert [loss.target for loss in p.losses] == ([] if gains else ["cpu at rows 1024"])
+
+
+def test_a_part_of_an_operator_is_compared_at_all_sizes_that_are_said(fragment: Program) -> None:
+    """A library whose short sequences are slow and whose long ones are fast."""
+
+    def original(program: Program, operators: int, target: Any, sizes: Mapping[str, int]) -> float:
+        return 1e6 if sizes["n"] <= 1024 else 1e-3
+
+    with mock.patch.object(plans, "original_us", original):
+        for said, losses in (((), []), ((("n", Range(1, 1024, 4096)),), ["sm_90a at n 4096"])):
+            p = plan_fragment("abc", "attention", fragment, FUSED, replace(CUDA, ranges=said)).plans["cuda"]
+            assert [loss.target for loss in p.losses] == losses
