@@ -53,9 +53,9 @@ struct e2m1 {
     static constexpr int BITS = 4, TOP = 0;
 };
 MIRAGE_DEVICE float e2m1_number(uint32_t bits) {
-    const uint32_t sign = (bits & 8u) << 28, body = bits & 7u;
-    const float number = body < 2u ? static_cast<float>(body) * 0.5f : __uint_as_float((body << 22) + 0x3f000000u);
-    return __uint_as_float(__float_as_uint(number) | sign);
+    const uint32_t body = bits & 7u;
+    const float number = body < 2u ? static_cast<float>(body) * 0.5f : static_cast<float>((2u + (body & 1u)) << (body >> 1)) * 0.25f;
+    return bits & 8u ? -number : number;
 }
 MIRAGE_DEVICE float number_e2m1(const uint8_t* from, int64_t at) {
     return e2m1_number(from[at / 2] >> (static_cast<int>(at % 2) * 4));
