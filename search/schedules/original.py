@@ -150,9 +150,7 @@ class _Original:
         of blocks are as fast as large ones."""
         t, c = self.target, self.target.fitted(Cpu)
         multiplied = sum(self.flops(n) / (t.library_rate(n.dtype) * t.units * c.library_rate) for n in products)
-        moved = sum(self.bytes(v.name) for v in self.program.inputs) + sum(
-            self.bytes(o.value) for o in self.program.outputs
-        )
+        moved = bytes_once(self.program, self.sizes)
         return multiplied + self.elementwise(sum(operations for operations, _ in joined), moved)
 
     def activations(self, product: Node) -> float:

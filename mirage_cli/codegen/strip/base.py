@@ -108,9 +108,8 @@ class StripBase(Positions):
         if multiply_together(self.s, r.target):
             self.memory.unit = SWIZZLED
         self.declare: list[ir.Statement] = []
-        self.along = frozenset[
-            str
-        ]()  #: axes that statements walk where a divisor that has none of them is inverted once
+        #: axes that statements walk where a divisor that has none of them is inverted once
+        self.along = frozenset[str]()
 
     # --- axes -----------------------------------------------------------------------------------------------------------
     def sized_axes(self, axes: frozenset[str], phase: str) -> list[str]:
@@ -387,6 +386,12 @@ class StripBase(Positions):
         return k.select(end > at, k.cast("int", (end - at + (self.s.loop - 1)) / self.s.loop), 0)
 
     # --- expressions ----------------------------------------------------------------------------------------------------
+    def inverts(self, divisor: Expr) -> bool:
+        """True if a divisor is inverted once for what it divides: one of rows, or of none of the axes walked."""
+        if isinstance(divisor, Ref) and (divisor.buffer in self.inverses or divisor.buffer in self.row_vectors):
+            return True
+        return bool(self.along) and not self.axes_in(divisor) & self.along
+
     def value_of(
         self, e: Expr, phase: str, out: Lets, ref: Leaf, read: Read | None = None, guard: ir.Expression | None = None
     ) -> ir.Expression:
@@ -397,13 +402,11 @@ class StripBase(Positions):
                 return ref(name)
             case Global(v) if read is not None and (found := read(v)) is not None:
                 return found
-            case Apply("div", (above, Ref(below))) if below in self.inverses or below in self.row_vectors:
-                numerator, divisor = self.value_of(above, phase, out, ref, read, guard), ref(below)
-                if below in self.inverses:
-                    return out.let(numerator * k.substituted(divisor, {k.name(below): k.name(self.inverses[below])}))
-                return out.let(numerator * out.let(expressions.quotient(self.hollow, divisor, ONE / divisor)))
-            case Apply("div", (above, below)) if self.along and not self.axes_in(below) & self.along:
+            case Apply("div", (above, below)) if self.inverts(below):
                 numerator, divisor = (self.value_of(a, phase, out, ref, read, guard) for a in (above, below))
+                if isinstance(below, Ref) and below.buffer in self.inverses:
+                    inverse = k.name(self.inverses[below.buffer])
+                    return out.let(numerator * k.substituted(divisor, {k.name(below.buffer): inverse}))
                 return out.let(numerator * out.let(expressions.quotient(self.hollow, divisor, ONE / divisor)))
             case Apply(op, args):
                 inner = [self.value_of(a, phase, out, ref, read, guard) for a in args]

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 from mirage_cli.frontends.onnx.parts.cut_points import take_place
+from mirage_cli.lax.dtypes import U2, U4, U8, packed, unpacked
 
 NUMBERS, GROUPS = 1, 4  #: inputs of MatMulNBits
+WHOLE = {2: U2, 4: U4, 8: U8}  #: types of the numbers, by their bits
 _ROUNDING = "accuracy_level"  #: which the operator does not heed beside groups
 Order = NDArray[np.int64]
 
@@ -40,7 +42,7 @@ def _order(node: ir.Node) -> Order | None:
         return None
     group = stored.numpy().ravel()
     even = size > 0 and deep % size == 0 and np.array_equal(np.sort(group), np.arange(deep) // size)
-    fits = bits in (2, 4, 8) and q.const_value.size * 8 % max(deep * bits, 1) == 0
+    fits = bits in WHOLE and q.const_value.size * 8 % max(deep * bits, 1) == 0
     if not even or not fits or np.array_equal(group, np.arange(deep) // size):
         return None
     return np.argsort(group, kind="stable").astype(np.int64)
@@ -76,12 +78,9 @@ def _sort(node: ir.Node, order: Order, shared: dict[tuple[str, bytes], ir.Value]
 
 def _moved(numbers: ir.TensorProtocol, order: Order, bits: int) -> ir.TensorProtocol:
     """Numbers of a weight in another order of positions, packed as they were."""
-    packed = numbers.numpy()
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    rows = packed.reshape(-1, order.size * bits // 8)
-    apart = (rows[:, :, None] >> shifts & ((1 << bits) - 1)).reshape(len(rows), order.size)
-    together = apart[:, order].reshape(len(rows), -1, len(shifts)) << shifts
-    return ir.tensor(np.bitwise_or.reduce(together, axis=2).reshape(packed.shape))
+    stored, dtype = numbers.numpy(), WHOLE[bits]
+    apart = unpacked(stored.reshape(-1, order.size * bits // 8), dtype)
+    return ir.tensor(packed(apart[:, order], dtype).reshape(stored.shape))
 
 
 def _weight(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
