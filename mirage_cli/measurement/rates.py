@@ -33,7 +33,7 @@ FOLDER = "rates"  #: in the user's cache
 SECONDS = 60.0  #: for the program to be compiled, and to run
 LARGEST = 1 << 28  #: bytes of the array that is read, at most
 WIDTH, LAYERS, ROWS = 768, 24, 128  #: of a chain of products with 54 MiB of weights; strides of whole pages are slower
-SESSIONS = 2  #: of each kind, of which the best counts
+SESSIONS = 3  #: of each kind, of which the best counts, some before and some after our own program
 FEW, MANY, ELEMENTS = 8, 72, 1 << 16  #: operators of two chains, and elements of one that is worth several threads
 
 
@@ -123,10 +123,14 @@ def found(compiler: Tool, anew: bool = False) -> tuple[Rates | None, str]:
 
 def measure(compiler: Tool) -> Rates:
     """The rates of this machine now. Raises CheckFailed where the program that measures does not run."""
+    # the threads of a session may share a core for as long as it lives, and others may slow the machine for a while
+    products, operators = [_products()], [_operators()]
     one, all_cores, split, bandwidth, large = _cores(compiler)
-    # the threads of a session may share a core for as long as it lives
-    library, read = map(max, zip(*(_products() for _ in range(SESSIONS)), strict=True))
-    operator, fork = map(min, zip(*(_operators() for _ in range(SESSIONS)), strict=True))
+    for _ in range(1, SESSIONS):
+        products.append(_products())
+        operators.append(_operators())
+    library, read = map(max, zip(*products, strict=True))
+    operator, fork = map(min, zip(*operators, strict=True))
     bandwidth = max(bandwidth, read)
     values = (one, all_cores, bandwidth, max(bandwidth, large), library, read, operator, fork, split)
     return Rates(cores(), *map(_rounded, values))

@@ -370,6 +370,8 @@ int main() {
     for (int rows : {1, 2, 4, 5, 16, 17, 37, 70})
         for (int cols : {1, 16, 48, 77})
             for (int depth : {3, 64, 161, 320}) failed += failures_levels(rows, cols, depth, form++);
+    for (int rows : {192, 385})  // more than are turned at a time
+        for (int form = 0; form < 4; ++form) failed += failures({rows, 33, 400 + form, (form & 1) != 0, false, (form & 2) != 0, 1});
     failed += failures({17, 2100, 20, false, false, true, 0});  // sums that are made apart, in several parts
     failed += failures({1, 70, 300, false, false, true, 600});  // rows far apart
     failed += failures({9, 70, 300, false, false, true, 600});

@@ -166,27 +166,30 @@ template <int LEAST, int MOST, class T>
 
 // Numbers between panels of some depth: a line apart, or many of them would share places of the first-level cache.
 MIRAGE_INLINE int panel_size(int depth) { return (depth + 1) * BLOCK_COLS; }
-// Four rows of `depth` neighbours, `row` apart, as four columns of a panel.
+// Four rows of LANES neighbours, `row` apart, as four columns of rows that are `apart`.
 template <class T>
-MIRAGE_INLINE void turn_rows(float* __restrict to, const T* __restrict from, int64_t row, int depth) {
+MIRAGE_INLINE void turn_four(float* __restrict to, const T* __restrict from, int64_t row, int apart) {
     typedef float Four __attribute__((vector_size(16)));
     typedef int32_t Places __attribute__((vector_size(16)));
     constexpr Places LOW = {0, 4, 1, 5}, HIGH = {2, 6, 3, 7}, FIRST = {0, 1, 4, 5}, LAST = {2, 3, 6, 7};
-    int k = 0;
-    for (; k + LANES <= depth; k += LANES) {
-        Four x[4][LANES / 4];
-        for (int q = 0; q < 4; ++q) {
-            const Vector wide = load_vector(from + q * row + k);
-            std::memcpy(x[q], &wide, sizeof wide);
-        }
-        for (int l = 0; l < LANES / 4; ++l) {
-            const Four low[2] = {__builtin_shuffle(x[0][l], x[1][l], LOW), __builtin_shuffle(x[2][l], x[3][l], LOW)};
-            const Four high[2] = {__builtin_shuffle(x[0][l], x[1][l], HIGH), __builtin_shuffle(x[2][l], x[3][l], HIGH)};
-            const Four column[4] = {__builtin_shuffle(low[0], low[1], FIRST), __builtin_shuffle(low[0], low[1], LAST),
-                                    __builtin_shuffle(high[0], high[1], FIRST), __builtin_shuffle(high[0], high[1], LAST)};
-            for (int t = 0; t < 4; ++t) std::memcpy(to + (k + 4 * l + t) * BLOCK_COLS, &column[t], sizeof(Four));
-        }
+    Four x[4][LANES / 4];
+    for (int q = 0; q < 4; ++q) {
+        const Vector wide = load_vector(from + q * row);
+        std::memcpy(x[q], &wide, sizeof wide);
     }
+    for (int l = 0; l < LANES / 4; ++l) {
+        const Four low[2] = {__builtin_shuffle(x[0][l], x[1][l], LOW), __builtin_shuffle(x[2][l], x[3][l], LOW)};
+        const Four high[2] = {__builtin_shuffle(x[0][l], x[1][l], HIGH), __builtin_shuffle(x[2][l], x[3][l], HIGH)};
+        const Four column[4] = {__builtin_shuffle(low[0], low[1], FIRST), __builtin_shuffle(low[0], low[1], LAST),
+                                __builtin_shuffle(high[0], high[1], FIRST), __builtin_shuffle(high[0], high[1], LAST)};
+        for (int t = 0; t < 4; ++t) std::memcpy(to + (4 * l + t) * apart, &column[t], sizeof(Four));
+    }
+}
+// Four rows of `depth` neighbours, `row` apart, as four columns of a panel.
+template <class T>
+MIRAGE_INLINE void turn_rows(float* __restrict to, const T* __restrict from, int64_t row, int depth) {
+    int k = 0;
+    for (; k + LANES <= depth; k += LANES) turn_four(to + k * BLOCK_COLS, from + k, row, BLOCK_COLS);
     for (; k < depth; ++k)
         for (int q = 0; q < 4; ++q) to[k * BLOCK_COLS + q] = to_float(from[q * row + k]);
 }

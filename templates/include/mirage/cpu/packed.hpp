@@ -8,8 +8,11 @@ namespace mirage {
 inline namespace MIRAGE_ISA {
 
 constexpr int PANEL = 16;
-constexpr int FETCHED = 2048;    // bytes that a panel is fetched ahead where several rows meet it
-constexpr int PANEL_ROWS = 384;  // summed positions of a panel that all rows meet while it is in the first-level cache
+constexpr int FETCHED = 2048;      // bytes that a panel is fetched ahead where several rows meet it
+constexpr int ROWS_FETCHED = 512;  // the same for rows that are turned
+constexpr int WAYS = 8;            // lines of the first-level cache that may lie at the same place
+constexpr int TURNED_ROWS = 192;   // rows, and
+constexpr int PANEL_ROWS = 384;    // summed positions of them, that meet a panel while it is in the first-level cache
 
 // An operand of which there may be a packed form: `panels` (nullptr: there is none) of the matrix that begins at `first`,
 // which has `deep` summed positions.
@@ -33,21 +36,29 @@ MIRAGE_INLINE const T* begin(const Packed<T>& x) {
     return column % PANEL == 0 ? x.panels + column * x.deep + k * PANEL : nullptr;
 }
 
-// ROWS x VECTORS of c; column j of b in the panel at b + j / PANEL * panel
-template <int ROWS, int VECTORS, class T>
-MIRAGE_INLINE void packed_block(Result c, const float* a, int64_t lda, const T* b, int64_t panel, int depth) {
+// ROWS x VECTORS of c; column j of b in the panel at b + j / PANEL * panel. What comes next in it is fetched, or, not 0, what lies `next`
+// bytes further on.
+template <Rows FORM, int ROWS, int VECTORS, class T>
+MIRAGE_INLINE void packed_block(Result c, const float* a, int64_t lda, const T* b, int64_t panel, int depth,
+                                int64_t next) {
+    for (int r = 0; ROWS > 1 && r < ROWS; ++r)
+        for (int v = 0; v < VECTORS; ++v) __builtin_prefetch(c.data + r * c.row + v * LANES, 1);
     for (int first = 0; first < depth; first += DEPTH) {
         const int last = depth - first < DEPTH ? depth : first + DEPTH;
         Vector sum[ROWS][VECTORS] = {};
         for (int k = first; k < last; ++k) {
             Vector x[VECTORS];
+            if (FORM == TURNED) __builtin_prefetch(reinterpret_cast<const char*>(a + k * ROWS) + ROWS_FETCHED);
             for (int v = 0; v < VECTORS; ++v) {
                 const T* const from = b + v * LANES / PANEL * panel + k * PANEL + v * LANES % PANEL;
-                if (ROWS > 1 && v * LANES % PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + FETCHED);
+                if (ROWS > 1 && v * LANES % PANEL == 0) {
+                    const char* const line = reinterpret_cast<const char*>(from);
+                    next == 0 ? __builtin_prefetch(line + FETCHED) : __builtin_prefetch(line + next, 0, 2);
+                }
                 x[v] = load_vector(from);
             }
             for (int r = 0; r < ROWS; ++r) {
-                const float y = a[r * lda + k];
+                const float y = FORM == TURNED ? a[k * ROWS + r] : a[r * lda + k];
                 for (int v = 0; v < VECTORS; ++v) sum[r][v] += y * x[v];
             }
         }
@@ -59,13 +70,28 @@ MIRAGE_INLINE void packed_block(Result c, const float* a, int64_t lda, const T* 
     }
 }
 // The same for a block of LEAST to MOST rows, of which SIZE is known when it runs.
-template <int LEAST, int MOST, int SIZE = MOST < BLOCK_ROWS ? MOST : BLOCK_ROWS, class T>
-MIRAGE_INLINE void packed_block_of(int rows, Result c, const float* a, int64_t lda, const T* b, int64_t panel, int depth) {
+template <Rows FORM, int LEAST, int MOST, int SIZE = MOST < BLOCK_ROWS ? MOST : BLOCK_ROWS, class T>
+MIRAGE_INLINE void packed_block_of(int rows, Result c, const float* a, int64_t lda, const T* b, int64_t panel, int depth,
+                                   int64_t next) {
     if constexpr (is_made(SIZE, LEAST, MOST)) {
         constexpr bool LAST = SIZE == smallest_block(LEAST, MOST);
-        if (LAST || rows == SIZE) return packed_block<SIZE, 2>(c, a, lda, b, panel, depth);
+        if (LAST || rows == SIZE) return packed_block<FORM, SIZE, 2>(c, a, lda, b, panel, depth, next);
     }
-    if constexpr (SIZE > smallest_block(LEAST, MOST)) packed_block_of<LEAST, MOST, SIZE - 1>(rows, c, a, lda, b, panel, depth);
+    if constexpr (SIZE > smallest_block(LEAST, MOST))
+        packed_block_of<FORM, LEAST, MOST, SIZE - 1>(rows, c, a, lda, b, panel, depth, next);
+}
+// `high` rows of `a` from row i and position k on, as `TURNED` has them. Rows far apart share places of the first-level cache.
+[[maybe_unused]] static void turn_block(float* __restrict to, Operand<float> a, int i, int high, int k, int depth) {
+    const float* const from = a.data + i * a.row + k * a.depth;
+    int t = 0;
+    if (a.depth == 1 && high >= 4)
+        for (; t + LANES <= depth; t += LANES)
+            for (int r = 0; r < high; r += 4) {
+                const int at = r + 4 <= high ? r : high - 4;  // the last four may have been turned
+                turn_four(to + t * high + at, from + at * a.row + t, a.row, high);
+            }
+    for (; t < depth; ++t)
+        for (int r = 0; r < high; ++r) to[t * high + r] = from[r * a.row + t * a.depth];
 }
 // What becomes of a block of the result: `part` has a row for each row of `a`, BLOCK_COLS apart.
 struct Plain {
@@ -88,46 +114,62 @@ struct Turned {
             }
     }
 };
-// Rows of `a`, whose summed positions lie side by side, times columns of panels.
-template <class Form, int LEAST, int MOST, bool WHOLE, class T>
-[[maybe_unused]] static void packed_rows(Result c, int rows, int cols, int depth, const float* a, int64_t lda, const T* b,
-                                         int64_t panel) {
-    const int reach = rows <= BLOCK_ROWS ? depth : PANEL_ROWS;
-    for (int k = 0; k < depth; k += reach) {
-        const int part = depth - k < reach ? depth - k : reach;
-        const Result to = {c.data, c.row, c.fresh && k == 0};
-        for (int j = 0; j < cols; j += BLOCK_COLS) {
-            const T* const from = b + j / PANEL * panel + k * PANEL + j % PANEL;
-            const int width = WHOLE || cols - j > BLOCK_COLS ? BLOCK_COLS : cols - j;
-            for (int i = 0, high = 0; i < rows; i += high) {
-                high = first_block(rows - i);
-                const float* const x = a + i * lda + k;
-                if (Form::DIRECT && (WHOLE || width == BLOCK_COLS)) {
-                    packed_block_of<LEAST, MOST>(high, {c.data + i * c.row + j, c.row, to.fresh}, x, lda, from, panel, part);
-                } else if constexpr (!Form::DIRECT || !WHOLE) {
-                    alignas(64) float own[BLOCK_ROWS * BLOCK_COLS];
-                    packed_block_of<LEAST, MOST>(high, {own, BLOCK_COLS, true}, x, lda, from, panel, part);
-                    Form::put(to, own, i, j, high, width);
-                }
+// Rows of `a`, whose summed positions lie side by side or which are turned, times columns of panels.
+template <Rows FORM, class Form, int LEAST, int MOST, bool WHOLE, class T>
+[[maybe_unused]] static void packed_rows(Result c, int rows, int cols, int depth, const float* a, int64_t lda,
+                                         const T* b, int64_t panel) {
+    for (int j = 0; j < cols; j += BLOCK_COLS) {
+        const T* const from = b + j / PANEL * panel + j % PANEL;
+        const int width = WHOLE || cols - j > BLOCK_COLS ? BLOCK_COLS : cols - j;
+        for (int i = 0, high = 0; i < rows; i += high) {
+            high = first_block(rows - i);
+            const int64_t next = i == 0 ? 0 : BLOCK_COLS / PANEL * panel * int64_t(sizeof(T));
+            const float* const x = a + i * (FORM == TURNED ? depth : lda);
+            if (Form::DIRECT && (WHOLE || width == BLOCK_COLS)) {
+                packed_block_of<FORM, LEAST, MOST>(high, {c.data + i * c.row + j, c.row, c.fresh}, x, lda, from, panel, depth, next);
+            } else if constexpr (!Form::DIRECT || !WHOLE) {
+                alignas(64) float own[BLOCK_ROWS * BLOCK_COLS];
+                packed_block_of<FORM, LEAST, MOST>(high, {own, BLOCK_COLS, true}, x, lda, from, panel, depth, next);
+                Form::put(c, own, i, j, high, width);
             }
         }
     }
 }
-// The same for rows of `a` that lie in any way.
+// Rows of `a` that lie in any way. They are turned, some at a time, where their positions do not lie side by side, and where a
+// block of them is higher than the first-level cache has room for rows that lie a multiple of its size apart. Few rows meet
+// all of a panel, so that it is read from its beginning to its end.
 template <class Form, class K, int LEAST, int MOST, bool WHOLE, class T>
 [[maybe_unused]] static void packed_parts(float* c, int64_t ldc, int rows, int cols, int depth, Operand<float> a, const T* b,
                                           int64_t panel, bool add) {
-    constexpr int HEIGHT = 4 * BLOCK_ROWS;  // rows of an operand that is turned
-    if (a.depth == 1) return packed_rows<Form, LEAST, MOST, WHOLE>({c, ldc, !add}, rows, cols, depth, a.data, a.row, b, panel);
-    alignas(64) float turned[HEIGHT * DEPTH];
-    for (int i = 0; i < rows; i += HEIGHT) {
-        const int height = rows - i < HEIGHT ? rows - i : HEIGHT;
-        for (int k = 0; k < depth; k += DEPTH) {
-            const int part = depth - k < DEPTH ? depth - k : DEPTH;
-            for (int t = 0; t < part; ++t)
-                for (int r = 0; r < height; ++r) turned[r * DEPTH + t] = a.data[(i + r) * a.row + (k + t) * a.depth];
-            const Result to = {c + (Form::DIRECT ? i * ldc : i), ldc, !add && k == 0};
-            packed_rows<Form, 1, HEIGHT, WHOLE>(to, height, cols, part, turned, DEPTH, b + k * PANEL, panel);
+    constexpr int LEAST_TURNED = MOST > TURNED_ROWS ? 1 : LEAST, MOST_TURNED = MOST > TURNED_ROWS ? TURNED_ROWS : MOST;
+    constexpr int MOST_PLAIN = BLOCK_ROWS > WAYS ? 1 : MOST;
+    constexpr bool FEW = LEAST <= MOST_PLAIN;
+    if constexpr (FEW && (K::A == 0 || K::A == 1))
+        if (a.depth == 1 && rows <= MOST_PLAIN) {
+            const int reach = rows > BLOCK_ROWS ? PANEL_ROWS : depth;
+            for (int k = 0; k < depth; k += reach) {
+                const Result to = {c, ldc, !add && k == 0};
+                const int part = depth - k < reach ? depth - k : reach;
+                packed_rows<PLAIN, Form, LEAST, MOST_PLAIN, WHOLE>(to, rows, cols, part, a.data + k, a.row, b + k * PANEL, panel);
+            }
+            return;
+        }
+    if constexpr (!FEW || MOST_PLAIN == 1 || K::A != 1) {
+        alignas(64) float turned[TURNED_ROWS * PANEL_ROWS];
+        const int pieces = (rows + TURNED_ROWS - 1) / TURNED_ROWS, each = (rows + pieces - 1) / pieces;
+        const int tall = (each + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
+        const int reach = rows > BLOCK_ROWS ? PANEL_ROWS : TURNED_ROWS / BLOCK_ROWS * PANEL_ROWS;
+        for (int first = 0; first < rows; first += tall) {
+            const int some = rows - first < tall ? rows - first : tall;
+            for (int k = 0; k < depth; k += reach) {
+                const int part = depth - k < reach ? depth - k : reach;
+                for (int i = 0, high = 0; i < some; i += high) {
+                    high = first_block(some - i);
+                    turn_block(turned + i * part, a, first + i, high, k, part);
+                }
+                const Result to = {c + (Form::DIRECT ? first * ldc : first), ldc, !add && k == 0};
+                packed_rows<TURNED, Form, LEAST_TURNED, MOST_TURNED, WHOLE>(to, some, cols, part, turned, 0, b + k * PANEL, panel);
+            }
         }
     }
 }
