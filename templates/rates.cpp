@@ -3,7 +3,6 @@
 // none), and the bytes that all read of memory in small and in large pages.
 #include <pthread.h>
 #include <sched.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -146,22 +145,9 @@ static void settle(long thread) {
 #endif
 }
 
-// Keep to a core of its own, where there is one for every thread: for some time two may be given the same one.
-static void settle(long thread) {
-#if defined(__linux__)
-  cpu_set_t allowed, own;
-  CPU_ZERO(&own);
-  if (sched_getaffinity(0, sizeof allowed, &allowed) || CPU_COUNT(&allowed) != threads) return;
-  for (int core = 0; core < CPU_SETSIZE; core++)
-    if (CPU_ISSET(core, &allowed) && thread-- == 0) CPU_SET(core, &own);
-  sched_setaffinity(0, sizeof own, &own);
-#endif
-}
-
 template <void (*part)(long)>
 static void* run(void* thread) {
   const long t = reinterpret_cast<long>(thread);
-  settle(t);
   settle(t);
   for (waiting--; waiting > 0;) sched_yield();
   begun[t] = now();
