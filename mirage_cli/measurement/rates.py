@@ -33,7 +33,7 @@ FOLDER = "rates"  #: in the user's cache
 SECONDS = 60.0  #: for the program to be compiled, and to run
 LARGEST = 1 << 28  #: bytes of the array that is read, at most
 WIDTH, LAYERS, ROWS = 768, 24, 128  #: of a chain of products with 54 MiB of weights; strides of whole pages are slower
-SESSIONS = 3  #: of each kind, of which the best counts, some before and some after our own program
+TIMES = 2  #: of each kind, of which the best counts
 FEW, MANY, ELEMENTS = 8, 72, 1 << 16  #: operators of two chains, and elements of one that is worth several threads
 
 
@@ -122,13 +122,23 @@ def found(compiler: Tool, anew: bool = False) -> tuple[Rates | None, str]:
 
 
 def measure(compiler: Tool) -> Rates:
-    """The rates of this machine now. Raises CheckFailed where the program that measures does not run."""
-    # the threads of a session may share a core for as long as it lives, and others may slow the machine for a while
-    products, operators = [_products()], [_operators()]
-    one, all_cores, split, bandwidth, large = _cores(compiler)
-    for _ in range(1, SESSIONS):
-        products.append(_products())
-        operators.append(_operators())
+    """The rates of this machine now. Raises CheckFailed where the program that measures does not run.
+
+    Each is the best of some times a while apart: the threads of a session may share a core for as long as it lives, and
+    others may slow the machine. Matrix instructions have the slower of two: others may use a core's unit too.
+    """
+    cpu, products, operators = [], [], []
+    with Scratch("mirage-rates-") as folder:
+        (folder / "rates.cpp").write_text(_source())
+        flags = ("-std=c++17", "-O2", "-march=native", "-pthread", *compiler.compile_flags)
+        _run((*compiler.command, *flags, "rates.cpp", *compiler.link_flags, "-o", "rates"), folder)
+        size = min(LARGEST, 4 * devices.cache_bytes("cpu"))
+        for _ in range(TIMES):
+            cpu.append(tuple(map(float, _run((str(folder / "rates"), str(cores()), str(size)), folder).split())))
+            products.append(_products())
+            operators.append(_operators())
+    one, all_cores, _, bandwidth, large = map(max, zip(*cpu, strict=True))
+    split = min(s for _, _, s, _, _ in cpu)
     library, read = map(max, zip(*products, strict=True))
     operator, fork = map(min, zip(*operators, strict=True))
     bandwidth = max(bandwidth, read)
@@ -137,19 +147,12 @@ def measure(compiler: Tool) -> Rates:
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
-def _cores(compiler: Tool) -> tuple[float, ...]:
-    """(multiply-adds times two a second of one core, of all, of all by matrix instructions, bytes a second in small and in
-    large pages), by a program of our own."""
-    with Scratch("mirage-rates-") as folder:
-        (folder / "rates.cpp").write_text(_source())
-        flags = ("-std=c++17", "-O2", "-march=native", "-pthread", *compiler.compile_flags)
-        build = (*compiler.command, *flags, "rates.cpp", *compiler.link_flags, "-o", "rates")
-        size = min(LARGEST, 4 * devices.cache_bytes("cpu"))
-        for command in (build, (str(folder / "rates"), str(cores()), str(size))):
-            outcome = programs.run(command, folder, SECONDS)
-            if outcome.problem is not None:
-                raise CheckFailed(f"the machine's rates were not measured: {outcome.problem}")
-    return tuple(map(float, outcome.output.split()))
+def _run(command: tuple[str, ...], folder: Path) -> str:
+    """What a command of ours prints. Raises CheckFailed."""
+    outcome = programs.run(command, folder, SECONDS)
+    if outcome.problem is not None:
+        raise CheckFailed(f"the machine's rates were not measured: {outcome.problem}")
+    return outcome.output
 
 
 def _products() -> tuple[float, float]:
