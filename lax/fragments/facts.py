@@ -43,7 +43,7 @@ class Facts:
             weights = [i for i in graph.inputs[v] if not isinstance(graph.steps[i], g.Fill)]
             computed = bool(weights) and not self.heavy[v] and all(self.of_weights[i] for i in weights)
             self.of_weights.append(stored or computed)
-            costly = isinstance(step, g.Input | g.Opaque) or (isinstance(step, g.Map) and costs(step))
+            costly = isinstance(step, g.Input | g.Choose | g.Opaque) or (isinstance(step, g.Map) and costs(step))
             self.of_positions.append(not costly and all(self.of_positions[i] for i in graph.inputs[v]))
         self.bases: list[int] = []
         for v in range(len(graph.steps)):
@@ -84,7 +84,7 @@ class Facts:
 
     def is_source(self, v: int) -> bool:
         """True if a value comes from outside of what is read."""
-        return isinstance(self.step(v), g.Input | g.Opaque)
+        return isinstance(self.step(v), g.Input | g.Choose | g.Opaque)
 
     def is_constant(self, v: int) -> bool:
         """True if a value is stored in the model."""
@@ -110,7 +110,7 @@ class Facts:
         heavy: list[bool] = []
         for v, step in enumerate(self.graph.steps):
             behind = any(heavy[i] for i in self.graph.inputs[v])
-            heavy.append((behind or isinstance(step, g.Contract)) and not isinstance(step, g.Opaque))
+            heavy.append((behind or isinstance(step, g.Contract)) and not isinstance(step, g.Choose | g.Opaque))
         return heavy
 
     def readers(self, v: int) -> list[int]:

@@ -84,7 +84,7 @@ class _Partitioner(Facts):
         self._boundaries: dict[int, list[int]] = {}
         self.long: set[int] = set()
         #: what others compute, of whatever
-        self.unread = {v for v, step in enumerate(graph.steps) if isinstance(step, g.Opaque)}
+        self.unread = {v for v, step in enumerate(graph.steps) if isinstance(step, g.Choose | g.Opaque)}
 
     def store(self, values: Iterable[int]) -> None:
         """Store values too; where fragments begin is then found out again."""
@@ -96,6 +96,7 @@ class _Partitioner(Facts):
     def run(self) -> Partition:
         contractions = sorted((v for v in self.live if self.is_contraction(v)), key=lambda v: (self.depth[v], v))
         absorbed = {c for v in contractions for c in self.chained(v)}
+        self.store(v for v in self.graph.bounds if v in self.live and self.computed(v))
         ends: dict[int, list[int]] = {}
         for c in contractions:
             if c not in absorbed:
@@ -482,7 +483,10 @@ class _Partitioner(Facts):
         begin = set(boundary)
         if len(steps) > MAX_STEPS:
             raise Refused(f"it would have {len(steps)} steps, more than {MAX_STEPS}")
-        stated = instantiate(self.graph, ends, boundary, {v: self.names[v] for v in steps if v in self.names})
+        tables = (i for v in boundary if isinstance(self.step(v), g.Choose) for i in self.graph.inputs[v])
+        stated = instantiate(
+            self.graph, ends, boundary, {v: self.names[v] for v in (*steps, *tables) if v in self.names}
+        )
         program = canonical(stated)
         if not self.complete and (not program.nodes or not program.outputs[0].access):
             raise Refused("there is nothing to compute")

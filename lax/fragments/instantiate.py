@@ -22,6 +22,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.fragments.symbols import with_merged_symbols
 from mirage_cli.lax.ir import graph as g
+from mirage_cli.lax.ir.joints import Chosen
 from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program, Slot, Source
 from mirage_cli.lax.normal.identify import tidy
 
@@ -107,7 +108,20 @@ class _Builder:
         held = self.graph.inputs[v][0] if packed else v
         step = self.graph.steps[held]
         given = (step.constant, packed, step.unwritten, step.rounds) if isinstance(step, g.Input) else (False, packed)
-        return Source(self.names.get(held, f"value{held}"), tensor.dims, tensor.dtype, *given)
+        name = self.names.get(held, f"value{held}")
+        source = Source(name, tensor.dims, tensor.dtype, *given)
+        chosen = self.chosen(held)
+        return source if chosen is None else replace(source, constant=True, chosen=chosen)
+
+    def chosen(self, v: int) -> Chosen | None:
+        """How a source is read from a table, where its products are computed here and names say what it is chosen by."""
+        if not isinstance(self.graph.steps[v], g.Choose) or all(n.op != "contract" for n in self.nodes):
+            return None
+        table, index = self.graph.inputs[v]
+        names, rows = [self.names.get(i) for i in (table, index)], self.graph.dims(table)[0]
+        if names[0] is None or names[1] is None or not isinstance(rows, int):
+            return None
+        return Chosen(len(self.graph.dims(index)), rows, index, (names[0], names[1]))
 
     # --- axes ---------------------------------------------------------------------------------------------------------
     def fresh(self, path: str, extent: Extent) -> tuple[Digit, ...]:
@@ -219,6 +233,8 @@ class _Builder:
                 return (yield inputs[0], self.view(v, step, index))
             case g.Input(name):
                 raise Refused(f"input {name!r} lies inside the fragment")
+            case g.Choose():
+                raise Refused("rows of a table are chosen inside the fragment")
             case g.Opaque(label):
                 raise Refused(f"operator {label} is not read")
 

@@ -83,6 +83,10 @@ def step_value(
             return np.concatenate(args, axis=dim + lead)
         case g.Iota(dim):
             return broadcast_to(fit(d.iota(dim - rank, dims[dim]), rank, lead), dims, lead)
+        case g.Choose():
+            index = args[1][(0,) * lead]  # numbers of rows are the same in all fields
+            chosen: Array = np.take(args[0], index.astype(np.int64), axis=lead)
+            return chosen
         case g.Opaque(label):
             raise InvalidGraph(f"operator {label} is not read and has no value")
 

@@ -146,6 +146,12 @@ class Iota:
 
 
 @dataclass(frozen=True, slots=True)
+class Choose:
+    """Rows of the first operand, a stored table, at the numbers in the second one, which are of rows that the table has. Its
+    dimensions take the place of the table's first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Opaque:
     """Result `output` of an operator that is not read; `label` names it for messages."""
 
@@ -168,6 +174,7 @@ Step: TypeAlias = (
     | Slice
     | Concat
     | Iota
+    | Choose
     | Opaque
 )
 VIEWS = (Reshape, Unpack, Transpose, Expand, Slice)  #: steps that only rename where an element stands
@@ -175,12 +182,14 @@ VIEWS = (Reshape, Unpack, Transpose, Expand, Slice)  #: steps that only rename w
 
 @dataclass(slots=True)
 class Graph:
-    """A recording in progress: `steps[i]` has operands `inputs[i]` and result `tensors[i]`; `outputs` are values."""
+    """A recording in progress: `steps[i]` has operands `inputs[i]` and result `tensors[i]`; `outputs` are values, and `bounds`
+    those between operators of the model, of which one is read as several that are replaced together or not at all."""
 
     steps: list[Step] = field(default_factory=list)
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    bounds: list[int] = field(default_factory=list)
     _known: dict[tuple[Step, tuple[int, ...], Tensor], int] = field(default_factory=dict, repr=False)
 
     # --- recording ----------------------------------------------------------------------------------------------------
@@ -287,6 +296,8 @@ class Graph:
         """The numbers of a packed type in a tensor of bytes. Raises InvalidGraph where bytes of one value hold others."""
         *outer, last = self.dims(v)
         dims = (*outer, ex.product([last, dtype.per_byte]))
+        if isinstance(self.steps[v], Reshape) and self.dims(stored := self.inputs[v][0])[-1:] == (last,):
+            return self.reshape(self.unpack(stored, dtype), dims)
         byte = self.fill_value(v)
         if byte is None:
             return self.record(Unpack(), (v,), dims, dtype)
@@ -358,6 +369,10 @@ class Graph:
         dims: list[Extent] = [1] * rank
         dims[dim % rank] = extent
         return self.record(Iota(dim % rank), (), dims, dtype)
+
+    def choose(self, table: int, index: int) -> int:
+        """Rows of a table by an index whose numbers it has."""
+        return self.record(Choose(), (table, index), (*self.dims(index), *self.dims(table)[1:]), self.dtype(table))
 
     def opaque(self, label: str, inputs: Sequence[int], tensor: Tensor, output: int = 0) -> int:
         """A result of an operator that is not read."""

@@ -1,11 +1,16 @@
-"""Sources in parts: tensors that callers give as two, one behind the other along a dimension, and take whole.
+"""Sources that callers give as other tensors.
 
-What an operator takes are its program's sources, of those in parts the first one, and then the second ones; what it gives are
-the program's outputs, and then those sources whole.
+1. In parts: two, one behind the other along a dimension, which callers take whole.
+2. Chosen: rows of a stored table, one for each place, by an index (the weights of experts that a router chose). For a program
+   these are tensors like others, so what is proved holds for every index; kernels read the table.
+
+What an operator takes are its program's sources, of those in parts the first one, of those that are chosen the table, then the
+second parts, then the indices; what it gives are the program's outputs, and then the sources in parts whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -16,6 +21,7 @@ import numpy as np
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.domain import Array
+from mirage_cli.lax.dtypes import I64
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.joints import Parts
 from mirage_cli.lax.ir.program import Program, Slot, Source
@@ -72,20 +78,88 @@ def slot_of(source: Source, access: Sequence[Slot]) -> int | None:
 
 def with_slots(source: Source, access: Sequence[Slot], dims: tuple[Extent, ...]) -> Source:
     """A source with a dimension for each slot of an access, of other extents."""
-    at = slot_of(source, access)
+    at, lead = slot_of(source, access), places_of(source, access)
     parts = None if at is None or source.parts is None else replace(source.parts, dim=at)
-    return replace(source, dims=dims, parts=parts)
+    chosen = None if lead is None or source.chosen is None else replace(source.chosen, lead=lead)
+    return replace(source, dims=dims, parts=parts, chosen=chosen)
+
+
+# --- chosen rows --------------------------------------------------------------------------------------------------------
+def places_of(source: Source, access: Sequence[Slot]) -> int | None:
+    """How many slots of an access walk the places of a source's rows; None where a slot walks more."""
+    if source.chosen is None:
+        return None
+    places = ex.product(source.dims[: source.chosen.lead])
+    return next((n for n in range(len(access) + 1) if ex.product(s.extent for s in access[:n]) == places), None)
+
+
+def place_axes(program: Program) -> frozenset[str]:
+    """The axes that walk places of chosen rows: kernels have one of these at a time."""
+    reads = ((program.sources[i.source], i.access) for i in program.inputs)
+    return frozenset(
+        s.axis for source, access in reads for s in access[: places_of(source, access) or 0] if s.axis is not None
+    )
+
+
+def stored_elements(source: Source, size: Callable[[Extent], int]) -> int:
+    """Elements that there are in memory of a source: of chosen rows no more than the table has."""
+    dims = [size(e) for e in source.dims]
+    elements = math.prod(dims)
+    return min(elements, math.prod((c.rows, *dims[c.lead :]))) if (c := source.chosen) else elements
+
+
+def numbered(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """Sources whose indices have numbers in the order in which they come."""
+    of = {by: n for n, by in enumerate(dict.fromkeys(s.chosen.by for s in sources if s.chosen))}
+    return tuple(replace(s, chosen=replace(s.chosen, by=of[s.chosen.by])) if s.chosen else s for s in sources)
+
+
+def index_sources(program: Program) -> list[Source]:
+    """The indices as sources, in the order of their numbers. Raises InvalidGraph where one has two shapes, or a source cannot
+    be chosen."""
+    found = dict[int, Source]()
+    for s in program.sources:
+        if s.chosen is None:
+            continue
+        index = Source(s.chosen.names[1], s.dims[: s.chosen.lead], I64)
+        same = found.setdefault(s.chosen.by, index)
+        if not s.constant or s.parts or not 0 < s.chosen.lead < len(s.dims) or same.dims != index.dims:
+            raise InvalidGraph(f"{s.name} cannot be rows that {index.name} chooses")
+    if sorted(found) != list(range(len(found))):
+        raise InvalidGraph(f"the indices have the numbers {sorted(found)}")
+    return [found[n] for n in range(len(found))]
+
+
+def index_place(program: Program, source: int) -> int:
+    """The number of a chosen source's index among what callers give."""
+    chosen = program.sources[source].chosen
+    assert chosen is not None
+    return len(program.sources) + len(in_parts(program)) + chosen.by
+
+
+def table(source: Source) -> Source:
+    """The table that a chosen source's rows are of; other sources as they are. Kernels serve tables of any number of rows."""
+    chosen = source.chosen
+    if chosen is None:
+        return source
+    dims = (ex.symbol(f"rows_{chosen.by}"), *source.dims[chosen.lead :])
+    return replace(source, name=chosen.names[0], dims=dims, chosen=None)
+
+
+def given_otherwise(program: Program) -> tuple[int, ...]:
+    """The numbers of the sources that callers give as other tensors."""
+    return tuple(k for k, s in enumerate(program.sources) if s.parts or s.chosen)
 
 
 # --- what callers see ---------------------------------------------------------------------------------------------------
 def input_count(program: Program) -> int:
     """How many tensors callers give."""
-    return len(program.sources) + len(in_parts(program))
+    return len(program.sources) + len(in_parts(program)) + len(index_sources(program))
 
 
 def input_sources(program: Program) -> list[Source]:
     """What callers give, as sources. Raises InvalidGraph where the positions of a first part are not known."""
-    sources, seconds = list(program.sources), list[Source]()
+    sources, seconds = list(map(table, program.sources)), list[Source]()
     for k in in_parts(program):
         s, parts = program.sources[k], program.sources[k].parts
         assert parts is not None
@@ -97,7 +171,7 @@ def input_sources(program: Program) -> list[Source]:
             for n, e in zip(parts.names, (first, parts.second), strict=True)
         )
         seconds.append(second)
-    return [*sources, *seconds]
+    return [*sources, *seconds, *index_sources(program)]
 
 
 def input_names(program: Program) -> list[str]:
@@ -124,16 +198,36 @@ def apart(
         pair = [np.ascontiguousarray(whole[(*front, part)]) for part in (slice(0, cut), slice(cut, None))]
         firsts[k], second = pair if a.ndim == whole.ndim else [x.reshape((*a.shape[:lead], -1)) for x in pair]
         seconds.append(second)
-    return [*firsts, *seconds]
+    indices = dict[int, Array]()
+    for k, s in enumerate(program.sources):
+        if s.chosen:
+            n, flat = s.chosen.lead, arrays[k].ndim == lead + 1
+            places = [ex.value(e, symbols) for e in s.dims[:n]] if flat else arrays[k].shape[lead : lead + n]
+            firsts[k], indices[s.chosen.by] = _rows(arrays[k], places, lead, flat)
+    return [*firsts, *seconds, *(indices[n] for n in range(len(indices)))]
+
+
+def _rows(a: Array, places: Sequence[int], lead: int, flat: bool) -> tuple[Array, Array]:
+    """A table that has for each place the row which `a` has there, and their index: in another order than they are read."""
+    front, count = a.shape[:lead], math.prod(places)
+    index = np.arange(count)[::-1].reshape(-1 if flat else places)
+    index = np.broadcast_to(index, (*front, *index.shape)).copy()
+    rest = a.shape[lead + len(places) :] if not flat else ()
+    if count == 0:
+        return a.reshape((*front, 0, *rest)) if not flat else a, index
+    rows = np.ascontiguousarray(np.flip(a.reshape((*front, count, a.size // max(1, math.prod((*front, count))))), lead))
+    return rows.reshape((*front, -1) if flat else (*front, count, *rest)), index
 
 
 def joined(
     program: Program, arrays: Sequence[Any], join: Callable[[list[Any], int], Any] = np.concatenate
 ) -> list[Any]:
     """The arrays of all sources, of what callers give; `join` makes one of two along a dimension."""
-    sources, seconds = list(arrays[: len(program.sources)]), iter(arrays[len(program.sources) :])
+    count = len(program.sources)
+    sources, seconds = list(arrays[:count]), iter(arrays[count:])
     for k in in_parts(program):
         parts = program.sources[k].parts
         assert parts is not None
         sources[k] = join([sources[k], next(seconds)], parts.dim)
-    return sources
+    indices = list(seconds)
+    return [a[indices[s.chosen.by]] if s.chosen else a for s, a in zip(program.sources, sources, strict=True)]

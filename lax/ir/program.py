@@ -22,7 +22,7 @@ from mirage_cli.lax.domains.domain import Array
 from mirage_cli.lax.dtypes import BY_NAME, DType, unpacked
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.evaluate import ArrayValues, broadcast_to, fit
-from mirage_cli.lax.ir.joints import Parts, parts_from_json
+from mirage_cli.lax.ir.joints import Chosen, Parts, chosen_from_json, parts_from_json
 from mirage_cli.lax.ir.numbers import number_from_json, number_to_json
 from mirage_cli.lax.ops import lookup
 
@@ -63,7 +63,7 @@ class Source:
     `constant`: known when a session is made, as weights are. `unwritten`: callers promise of an input that no kernel in front
     of the program's own writes it; its values are those of the call. `packed`: the model's tensor has bytes that hold several
     elements. `rounds`: the model says that products with this weight may round what they multiply it with to 8 bits, by the
-    positions that share a scale. `levels`: whole numbers within 255 of one another and of 0. `parts`: see `parts.py`."""
+    positions that share a scale. `levels`: whole numbers within 255 of one another and 0. `parts`, `chosen`: `parts.py`."""
 
     name: str
     dims: tuple[Extent, ...]
@@ -74,6 +74,7 @@ class Source:
     rounds: bool = False
     parts: Parts | None = None
     levels: bool = False
+    chosen: Chosen | None = None
 
     @property
     def tensor_dims(self) -> tuple[Extent, ...]:
@@ -184,13 +185,13 @@ class Program:
 
     @property
     def constants(self) -> frozenset[int]:
-        """The numbers of the sources that are weights of the model: what they hold is known before it runs."""
+        """The numbers of the sources that are weights of the model, or rows of such: these are known before it runs."""
         return frozenset(k for k, s in enumerate(self.sources) if s.constant)
 
     @property
     def early(self) -> frozenset[int]:
         """The numbers of the sources that no kernel writes: they may be read while earlier kernels still run."""
-        return self.constants | {k for k, s in enumerate(self.sources) if s.unwritten}
+        return frozenset(k for k, s in enumerate(self.sources) if s.unwritten or (s.constant and not s.chosen))
 
     @property
     def rounds(self) -> frozenset[int]:
@@ -271,7 +272,9 @@ class Program:
         lines = ["axes " + " ".join(f"{a.name}={a.extent}" for a in self.axes)]
         for i in self.inputs:
             s = self.sources[i.source]
-            lines.append(f"{i.name} = read {s.dtype} #{i.source}{s.parts or ''} [{', '.join(map(str, i.access))}]")
+            lines.append(
+                f"{i.name} = read {s.dtype} #{i.source}{s.parts or ''}{s.chosen or ''} [{', '.join(map(str, i.access))}]"
+            )
         lines += [str_node(n) for n in self.nodes]
         lines += [f"output {o.value} {o.dtype} [{', '.join(map(str, o.access))}]" for o in self.outputs]
         return "\n".join(lines)
@@ -283,7 +286,7 @@ class Program:
             "sources": [
                 {"name": s.name, "dims": _dims(s.dims), "dtype": s.dtype.name, "constant": s.constant}
                 | {mark: True for mark in MARKS if getattr(s, mark)}
-                | ({"parts": s.parts.to_json()} if s.parts else {})
+                | {of: own.to_json() for of, own in (("parts", s.parts), ("chosen", s.chosen)) if own}
                 for s in self.sources
             ],
             "inputs": [{"name": i.name, "source": i.source, "access": _access(i.access)} for i in self.inputs],
@@ -301,6 +304,7 @@ class Program:
         for item in (*data["sources"], *data["outputs"]):
             item.pop("name")
             item.get("parts", {}).pop("names", None)
+            item.get("chosen", {}).pop("names", None)
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -365,26 +369,24 @@ def program_from_json(data: Mapping[str, Any]) -> Program:
 
 
 def _program(data: Mapping[str, Any]) -> Program:
-    def dims(ds: Iterable[int | str]) -> tuple[Extent, ...]:
-        return tuple(ex.from_json(e) for e in ds)
-
     return Program(
         tuple(Axis(n, ex.from_json(e)) for n, e in data["axes"].items()),
         tuple(
             Source(
                 s["name"],
-                dims(s["dims"]),
+                tuple(map(ex.from_json, s["dims"])),
                 BY_NAME[s["dtype"]],
                 s["constant"],
                 **{mark: s.get(mark, False) for mark in MARKS},
                 parts=parts_from_json(s.get("parts")),
+                chosen=chosen_from_json(s.get("chosen")),
             )
             for s in data["sources"]
         ),
         tuple(Input(i["name"], i["source"], _slots(i["access"])) for i in data["inputs"]),
         tuple(node_from_json(n) for n in data["nodes"]),
         tuple(
-            Output(o["value"], _slots(o["access"]), dims(o["dims"]), BY_NAME[o["dtype"]], o["name"])
+            Output(o["value"], _slots(o["access"]), tuple(map(ex.from_json, o["dims"])), BY_NAME[o["dtype"]], o["name"])
             for o in data["outputs"]
         ),
     )

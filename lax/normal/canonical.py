@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mirage_cli.lax import extents as ex
+from mirage_cli.lax.ir.parts import numbered
 from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program
 from mirage_cli.lax.normal.alpha import merge_reductions
 from mirage_cli.lax.normal.functions import recognised
@@ -133,7 +134,7 @@ def order(p: Program) -> Program:
 
     p = replace(
         p,
-        sources=tuple(p.sources[s] for s in sources),
+        sources=numbered([p.sources[s] for s in sources]),
         inputs=tuple(Input(names[i.name], sources.index(i.source), i.access) for i in inputs),
         nodes=tuple(replace(n, name=names[n.name], inputs=operands(n)) for n in ordered),
         outputs=tuple(replace(o, value=names[o.value]) for o in p.outputs),
@@ -190,6 +191,7 @@ def _marks(p: Program) -> tuple[dict[str, str], dict[str, str]]:
             s.constant,
             *(m for m in ("unwritten", "rounds") if getattr(s, m)),
             *(s.parts.place if s.parts else ()),
+            *(s.chosen.place if s.chosen else ()),
         )
         for k, s in enumerate(p.sources)
     }

@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.ir.program import Axis, Input, Node, Program, Slot
+from mirage_cli.lax.ir.parts import places_of
+from mirage_cli.lax.ir.program import Axis, Input, Node, Program, Slot, Source
 from mirage_cli.lax.ops import OPS
 
 
@@ -157,18 +158,25 @@ def fuse_summed(p: Program) -> Program:
 def _find_pair(p: Program, but: Collection[str | None] = ()) -> tuple[str, str] | None:
     """Two axes that stand side by side everywhere, of others than some."""
     accesses = [i.access for i in p.inputs] + [o.access for o in p.outputs]
+    apart = {_behind_places(p.sources[i.source], i.access) for i in p.inputs}
     pairs = {
         (s.axis, t.axis)
         for access in accesses
         for s, t in itertools.pairwise(access)
         if s.axis is not None and t.axis is not None and not {s.axis, t.axis} & {*but}
-    }
+    } - apart
     for a, b in sorted(pairs):
         if all(_side_by_side(p, access, a, b) for access in accesses) and all(
             (a in n.over) == (b in n.over) and n.axis not in (a, b) for n in p.nodes
         ):
             return a, b
     return None
+
+
+def _behind_places(source: Source, access: tuple[Slot, ...]) -> tuple[str | None, str | None]:
+    """The last axis of the places of chosen rows, and the first one of the rows."""
+    n = places_of(source, access)
+    return (access[n - 1].axis, access[n].axis) if n and n < len(access) else (None, None)
 
 
 def _side_by_side(p: Program, access: tuple[Slot, ...], a: str, b: str) -> bool:

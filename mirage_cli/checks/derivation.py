@@ -11,8 +11,8 @@ from mirage_cli.lax.fragments import symbols
 from mirage_cli.lax.fragments.instantiate import instantiate
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.graph import Graph
-from mirage_cli.lax.ir.parts import in_parts, parted
-from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.ir.parts import in_parts, index_place, numbered, parted
+from mirage_cli.lax.ir.program import Program, Source
 from mirage_cli.lax.normal.canonical import canonical, order
 
 
@@ -34,6 +34,20 @@ def derived_program(imported: Imported, inputs: Sequence[str], outputs: Sequence
         return _between(graph, {name: new[v] for name, v in known.items()}, inputs, outputs)
 
 
+def chosen_names(imported: Imported, program: Program, given: Sequence[str]) -> dict[int, str]:
+    """For the chosen sources of a program, by number, what a model calls the rows, where `given` are its names of the tensors
+    that an operator takes. Raises InvalidGraph where it chooses none."""
+    found, graph, values = dict[int, str](), imported.graph, imported.values
+    for k, s in enumerate(program.sources):
+        if s.chosen:
+            read = tuple(values.get(given[n]) for n in (k, index_place(program, k)))
+            names = (n for n, v in values.items() if isinstance(graph.steps[v], g.Choose) and graph.inputs[v] == read)
+            if (name := next(names, None)) is None:
+                raise InvalidGraph(f"no rows of {given[k]} are chosen by {given[index_place(program, k)]}")
+            found[k] = name
+    return found
+
+
 def joined_as(imported: Imported, program: Program, other: Program, given: Sequence[str]) -> Program:
     """The program with its sources in the parts that those of another one are in, where the model says that they are: `given`
     are its names of the tensors that an operator takes. Raises InvalidGraph where it says something else."""
@@ -49,14 +63,29 @@ def joined_as(imported: Imported, program: Program, other: Program, given: Seque
 
 
 def check_joints(program: Program, graph: Graph, values: Mapping[str, int]) -> None:
-    """Raise InvalidGraph for a source in parts that a graph, whose tensors are `values`, does not make of them."""
+    """Raise InvalidGraph for a source in parts that a graph, whose tensors are `values`, does not make of them, and for one
+    that it does not choose of its table."""
     for s in program.sources:
+        if s.chosen and not _is_chosen(s, graph, values):
+            raise InvalidGraph(f"{s.name} is no rows of {s.chosen.names[0]} that {s.chosen.names[1]} chooses")
         if s.parts is None:
             continue
         step, read = graph.steps[values[s.name]], [values.get(n) for n in s.parts.names]
         same = isinstance(step, g.Concat) and step.dim == s.parts.dim and graph.inputs[values[s.name]] == tuple(read)
         if not same or graph.dims(graph.inputs[values[s.name]][1])[s.parts.dim] != s.parts.second:
             raise InvalidGraph(f"{s.name} is not {s.parts.names[1]} behind {s.parts.names[0]}")
+
+
+def _is_chosen(s: Source, graph: Graph, values: Mapping[str, int]) -> bool:
+    """True if a graph chooses a source as it says."""
+    assert s.chosen is not None
+    v, (table, index) = values[s.name], (values.get(n) for n in s.chosen.names)
+    same = isinstance(graph.steps[v], g.Choose) and graph.inputs[v] == (table, index)
+    return (
+        same
+        and graph.dims(graph.inputs[v][0])[0] == s.chosen.rows
+        and s.chosen.lead == len(graph.dims(graph.inputs[v][1]))
+    )
 
 
 def named_as(program: Program, other: Program) -> Program:
@@ -71,6 +100,8 @@ def _between(graph: Graph, known: Mapping[str, int], inputs: Sequence[str], outp
     if len(set(boundary)) != len(boundary):
         raise InvalidGraph(f"two of the tensors {', '.join(inputs)} are one")
     names = dict(zip(boundary, inputs, strict=True)) | {known[n]: n for n in outputs if known[n] not in boundary}
+    tables = {i for v in boundary if isinstance(graph.steps[v], g.Choose) for i in graph.inputs[v]}
+    names |= {v: n for n, v in known.items() if v in tables - {*boundary}}
     # nodes may read more than their result depends on: a choice between equal values has a condition
     more = {v: s.name for v, s in enumerate(graph.steps) if isinstance(s, g.Input) and v not in boundary}
     program = canonical(instantiate(graph, [known[n] for n in outputs], [*boundary, *more], more | names))
@@ -110,7 +141,7 @@ def ordered(program: Program, names: Sequence[str]) -> Program:
         raise InvalidGraph(f"the nodes read {', '.join(sorted(own))}; the muGraph reads {', '.join(sorted(names))}")
     return replace(
         program,
-        sources=tuple(program.sources[own.index(n)] for n in names),
+        sources=numbered([program.sources[own.index(n)] for n in names]),
         inputs=tuple(replace(i, source=list(names).index(own[i.source])) for i in program.inputs),
         _axes_of={},
     )

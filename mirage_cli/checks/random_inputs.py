@@ -88,7 +88,7 @@ def inputs(
     """Arrays for the sources of a program; `constants` are taken as they are."""
     random = np.random.default_rng(seed)
     return {
-        k: constants[k] if k in constants else draw(s, [ex.value(e, symbols) for e in s.dims], case, random)
+        k: constants[k] if k in constants else draw(s, [ex.value(e, symbols) for e in s.tensor_dims], case, random)
         for k, s in enumerate(program.sources)
     }
 

@@ -23,7 +23,7 @@ from mirage_cli.codegen.strip.engine import strip_kernel
 from mirage_cli.codegen.warpgroup.engine import warpgroup_kernel
 from mirage_cli.errors import Refused
 from mirage_cli.search.schedules.model import ModelMaker
-from mirage_cli.search.schedules.ranking import MODELS, UNPACKING
+from mirage_cli.search.schedules.ranking import MODELS, unread
 
 
 class Engine(Protocol):
@@ -67,6 +67,6 @@ def kernel_of(request: Request) -> Kernel:
     engine = ENGINES.get(request.schedule.engine)
     if engine is None:
         raise Refused(f"unknown engine {request.schedule.engine!r}: there are {', '.join(ENGINES)}")
-    if request.program.packed is not None and request.schedule.engine not in UNPACKING:
-        raise Refused(f"the engine {request.schedule.engine} does not read tensors of type {request.program.packed}")
+    if what := unread(request.program, request.schedule.engine):
+        raise Refused(f"the engine {request.schedule.engine} does not read {what}")
     return engine.make(request)

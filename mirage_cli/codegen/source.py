@@ -12,7 +12,7 @@ from mirage_cli.codegen.languages import LANGUAGES
 from mirage_cli.codegen.render import render
 from mirage_cli.codegen.requests import host
 from mirage_cli.codegen.requests.passes import ALL, Passes
-from mirage_cli.codegen.requests.request import Packing, Request, Spelled
+from mirage_cli.codegen.requests.request import INDEXED, Packing, Request, Spelled
 from mirage_cli.codegen.requests.siblings import joined
 from mirage_cli.codegen.requests.stages import staged as in_stages
 from mirage_cli.kernel_language import build as k
@@ -20,7 +20,7 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.printer import text
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
-from mirage_cli.lax.ir.parts import in_parts
+from mirage_cli.lax.ir.parts import in_parts, index_place
 from mirage_cli.lax.ir.program import MAX_TENSORS, Program
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.alternatives import Alternative, Bound
@@ -162,7 +162,9 @@ def _way(
         if not passes.overlap:
             made = replace(made, launch=replace(made.launch, dependent=False))
         inputs = (
-            _part(program, part.inputs[i.source], i.part)
+            k.name("in")[index_place(program, part.inputs[i.source])]
+            if i.part == INDEXED
+            else _part(program, part.inputs[i.source], i.part)
             if part.inputs[i.source] in given
             else _pointer(graph, part.inputs[i.source], offsets, program.symbols, on)
             if i.packing is None

@@ -191,6 +191,7 @@ class Point:
         arithmetic = self.arithmetic()
         p, watched = self.program, arithmetic.residues
         run = Run(source, arithmetic, choose, granule, p.constants, watched, early=p.early, rounds=p.rounds)
+        run.tables = frozenset(k for k, s in enumerate(p.sources) if s.chosen)
         run.packed = {k: s.dtype.name for k, s in enumerate(p.sources) if s.dtype.per_byte > 1}
         run.turns = TURNS if watched else 1
         return run

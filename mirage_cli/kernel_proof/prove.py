@@ -23,6 +23,7 @@ from mirage_cli.kernel_proof.compare import FIELDS, Finding, compare
 from mirage_cli.kernel_proof.nearer import longer, nearer
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.field import ZeroDenominator, random_primes
+from mirage_cli.lax.ir.parts import numbered
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import MAXIMA, CustomKernel, KernelGraph
 from mirage_cli.search.proof.evaluation_cost import cost
@@ -245,7 +246,7 @@ def _alone(program: Program, kernel: CustomKernel) -> tuple[Program, KernelGraph
         replace(s, constant=k in constants, unwritten=k in early - constants)
         for k, s in enumerate(kernel.program.sources)
     )
-    own, end = replace(kernel.program, sources=sources), n + len(kernel.outputs)
+    own, end = replace(kernel.program, sources=numbered(sources)), n + len(kernel.outputs)
     kernel = replace(kernel, program=own, inputs=tuple(range(n)), outputs=tuple(range(n, end)))
     return own, KernelGraph(n, end - n, end, (kernel,))
 

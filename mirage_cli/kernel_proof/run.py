@@ -212,6 +212,9 @@ class Run:
     watched: bool = True  #: whether races for shared memory are looked for
     early: frozenset[int] = frozenset()  #: numbers of other inputs that no kernel writes
     rounds: frozenset[int] = frozenset()  #: numbers of weights whose products round
+    tables: frozenset[int] = (
+        frozenset()
+    )  #: numbers of weights of which rows are chosen: here they have other numbers of rows
     packed: Mapping[int, str] = field(default_factory=dict)  #: types of inputs whose numbers share bytes
     at_once: bool = False  #: whether copies are there as soon as they begin, and not when they are waited for
     turns: int = 1  #: of blocks that are resident, which take so many tasks of a stage one after the other
@@ -226,7 +229,7 @@ class Run:
                 Global(
                     f"input {k}",
                     a,
-                    constant=k in self.constants | self.early,
+                    constant=k in (self.constants - self.tables) | self.early,
                     rounds=k in self.rounds,
                     packed=self.packed.get(k, ""),
                 ),
@@ -267,7 +270,7 @@ class Run:
         self,
         given: Sequence[Pointer],
         number: int,
-        size: int,
+        unit: int,
         row: int,
         depth: int,
         elements: int,
@@ -277,9 +280,11 @@ class Run:
     ) -> Panels:
         """The packed form of an input. Raises Fault where the table says what cannot be."""
         memory = given[number].memory
-        if number not in self.constants or memory.values.shape[-1] != elements or elements % max(row, depth):
+        size = memory.values.shape[-1]
+        other = size % max(row, depth) if number in self.tables and depth == 1 else size != elements
+        if number not in self.constants or other or elements % max(row, depth):
             raise Fault(f"input {number} is not packed as the table says")
-        whole = (size, bits, turned) if bits else (0, 0, 0)
+        whole = (unit, bits, turned) if bits else (0, 0, 0)
         return Panels(memory, (row, depth, row if depth == 1 else elements // depth), whole, split)
 
     def _host(self, host: Host, values: Mapping[str, Any]) -> Any:

@@ -84,6 +84,8 @@ def draw(source: Source, dims: Sequence[int], case: str, random: np.random.Gener
         if truth.ndim:
             truth[..., :1] = True
         return np.asarray(truth)
+    if source.packed:
+        return random.integers(0, 256, shape, dtype=np.uint8)
     if source.dtype.kind == "int":
         return random.integers(0, 4, shape).astype(sessions.numpy_type(source.dtype))
     values = random.standard_normal(shape) * (_SCALES[case] if not source.constant else 1.0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
 from mirage_cli.frontends.imported import Imported
+from mirage_cli.frontends.onnx.parts.splicing import WHOLE
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import CHAIN
 from mirage_cli.lax.fragments.lax_fragment import Partition
@@ -27,6 +28,7 @@ _PRODUCTS = ("MatMul", "Gemm", "MatMulInteger")
 
 EXCLUDED = "part of a fragment that --only or --skip leaves out"
 UNDECIDED = "part of a fragment that was not planned"
+TORN = "another part of {} is not replaced"
 SHARED = "computed inside a replaced fragment too; something else reads its result as well"
 TWICE = "other nodes need what it computes on the way, so that it would be computed twice (--force replaces it all the same)"
 SHAPES = "computes shapes or indices that are known when the model is read: no work at run time"
@@ -109,6 +111,7 @@ def measure(imported: Imported, occurrences: Sequence[Occurrence]) -> dict[str, 
         if isinstance((step := graph.steps[v]), g.Input) and step.constant
     }
     read = {v for o in occurrences for v in o.fragment.inputs}
+    read |= {graph.inputs[v][0] for v in read if isinstance(graph.steps[v], g.Choose)}
     nodes = {n.name for n in imported.model.graph if n.op_type not in FREE}
     gone = {n.name for o in occurrences for n in o.region.nodes}
     return {
@@ -171,6 +174,23 @@ def leave_doubled(model: ir.Model, work: Sequence[Work]) -> None:
             w.replace, w.reason = False, TWICE
         if not doubled:
             return
+
+
+def leave_torn(model: ir.Model, work: Sequence[Work]) -> None:
+    """Leave replaced fragments inside of operators whose parts are replaced together, where some of their products stay."""
+    products: dict[Any, list[ir.Node]] = {}
+    for node in model.graph:
+        if (whole := node.meta.get(WHOLE)) is not None and node.op_type in _PRODUCTS:
+            products.setdefault(whole, []).append(node)
+    while products:
+        replaced = {n for w in work if w.replace for o in w.occurrences for n in o.region.nodes}
+        torn = {whole for whole, own in products.items() if not replaced.issuperset(own)}
+        parts = ((w, n) for w in work if w.replace for o in w.occurrences for n in o.region.nodes)
+        lost = {w.id: w for w, n in parts if n.meta.get(WHOLE) in torn}
+        if not lost:
+            return
+        for w in lost.values():
+            w.replace, w.reason = False, TORN.format(w.inside)
 
 
 def _stays(place: Occurrence, kept: Collection[ir.Node]) -> bool:

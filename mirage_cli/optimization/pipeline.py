@@ -366,7 +366,9 @@ class Run:
             self.time_whole(draft)
 
     def leave_doubled(self) -> None:
-        """Without `--force`, leave fragments whose work stays in the model as well."""
+        """Leave fragments of operators that are not replaced whole, and without `--force` those whose work stays in the model
+        as well."""
+        coverage.leave_torn(self.imported.model, self.work)
         if not self.options.force:
             coverage.leave_doubled(self.imported.model, self.work)
 

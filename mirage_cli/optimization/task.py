@@ -21,6 +21,7 @@ from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.exporters.drawing.labels import microseconds
 from mirage_cli.frontends.imported import Imported
+from mirage_cli.frontends.onnx.parts import splicing
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F16, from_numpy
 from mirage_cli.lax.fragments.lax_fragment import LaxFragment
@@ -164,9 +165,13 @@ class Work:
             return
         others = self.plan.plans.keys() - {"cpu"}
         if (operator := self.inside) and not (others <= {"cuda"} and (others or force or measured == "cpu")):
-            foreign = f"its new rows are not written on {', '.join(sorted(others - {'cuda'}))}"
+            foreign = f"it has no kernels of such parts on {', '.join(sorted(others - {'cuda'}))}"
             rest = foreign if others else "--measure tells if it is faster (--force replaces it all the same)"
             self.reason = f"it is a part of {operator}: {rest}"
+            return
+        marked = any(splicing.ON_CPUS in n.meta for o in self.occurrences for n in o.region.nodes)
+        if marked and others:
+            self.reason = f"the weights of {self.inside} may lie in another layout on {', '.join(sorted(others))}"
             return
         self.replace = True
 
@@ -230,7 +235,7 @@ class Work:
         first = self.occurrences[0]
         proto: onnx.ModelProto = ir.to_proto(patch.model_of(imported.model, first.region, self.op_type))
         own, constants = first.fragment.program, self.constants(imported)
-        names = with_wholes(proto, own, [own.sources[k].name for k in parts.in_parts(own)])
+        names = with_wholes(proto, own, [own.sources[k].name for k in parts.given_otherwise(own)])
         count = len(own.sources)
         extra = [
             imported.constant(name) if name in imported.model.graph.initializers else t
@@ -257,9 +262,9 @@ class Work:
             self.fail(str(refusal))
 
     def constants(self, imported: Imported) -> dict[int, NDArray[Any]]:
-        """The model's own weights among the sources of the first occurrence."""
+        """The model's own weights among the sources of the first occurrence, but for those of which rows are chosen."""
         program = self.occurrences[0].fragment.program
-        return {k: imported.constant(s.name) for k, s in enumerate(program.sources) if s.constant}
+        return {k: imported.constant(s.name) for k, s in enumerate(program.sources) if s.constant and not s.chosen}
 
     def largest(self, imported: Imported) -> tuple[tuple[int, float], ...]:
         """For sources of products of float16 that elementwise operators read (such as gains): the source's number, and what no
@@ -280,7 +285,7 @@ class Work:
 def _largest(source: Source, imported: Imported) -> float | None:
     """A bound of the magnitudes in a source, where that says more than its type."""
     if source.constant:
-        top = float(np.abs(imported.constant(source.name)).max(initial=0))
+        top = float(np.abs(imported.constant(parts.table(source).name)).max(initial=0))
         return 2.0 ** math.ceil(math.log2(top)) if 0 < top < np.inf else None
     graph, v = imported.graph, imported.values.get(source.name)
     while v is not None and isinstance(graph.steps[v], (*g.VIEWS, g.Cast)):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from mirage_cli.frontends.onnx.ops.quantized import scaled_integers
-from mirage_cli.frontends.onnx.parts.cached_attention import INSIDE
+from mirage_cli.frontends.onnx.parts.splicing import INSIDE
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
 _NORMS = ("SimplifiedLayerNormalization",)

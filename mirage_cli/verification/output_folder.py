@@ -26,7 +26,7 @@ from mirage_cli.frontends.onnx import protobuf
 from mirage_cli.frontends.onnx.external import DataFiles
 from mirage_cli.frontends.onnx.parts import cached_attention
 from mirage_cli.lax.dtypes import U8
-from mirage_cli.lax.ir.parts import in_parts, input_count, input_sources, output_names
+from mirage_cli.lax.ir.parts import given_otherwise, input_count, input_sources, output_names
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.options import dims
 from mirage_cli.patching import graph_message, patch
@@ -62,7 +62,11 @@ class Fragment:
         """The program that a model states at one place. Raises InvalidGraph or Refused where it states none."""
         own, names = self.stored.program, list(node.input)
         wholes = iter(node.output[len(own.outputs) :])
-        sources = [next(wholes) if s.parts else n for s, n in zip(own.sources, names, strict=False)]
+        rows = derivation.chosen_names(model, own, names)
+        sources = [
+            next(wholes) if s.parts else rows.get(k, n)
+            for k, (s, n) in enumerate(zip(own.sources, names, strict=False))
+        ]
         program = derivation.derived_program(model, sources, node.output[: len(own.outputs)])
         return derivation.joined_as(model, program, own, names)
 
@@ -189,8 +193,9 @@ def check_job(
     weights = {k: files.array(stored[n]) for k, n in enumerate(node.input) if n in stored}
     count = input_count(program)
     extra: list[Extra] = [weights[k] if k in weights else f.spec.inputs[k] for k in range(count, len(node.input))]
-    constants = {k: w for k, w in weights.items() if k < count}
-    wholes = [f"whole{k}" for k in in_parts(program)]
+    own = {k for k, s in enumerate(program.sources) if not s.chosen}
+    constants = {k: w for k, w in weights.items() if k in own}
+    wholes = [f"whole{k}" for k in given_otherwise(program)]
     proto = _fragment_model(f, model, [f"in{k}" for k in range(len(node.input))], output_names(program))
     names = with_wholes(proto, program, wholes)
     sessions.hold(proto, {names[k]: w for k, w in constants.items()})

@@ -98,7 +98,7 @@ def siblings(program: Program) -> list[Part]:
 
 def unpacked(program: Program) -> list[Part]:
     """A part for each operand of a product that is computed of weights alone, and one for the rest."""
-    known = {i.name for i in program.inputs if program.sources[i.source].constant}
+    known = {i.name for i in program.inputs if (s := program.sources[i.source]).constant and not s.chosen}
     for n in program.nodes:
         if n.op in OPS and n.inputs and all(i in known or not program.axes_of(i) for i in n.inputs):
             known.add(n.name)

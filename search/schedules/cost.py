@@ -16,6 +16,7 @@ import numpy as np
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import I8, DType
+from mirage_cli.lax.ir.parts import stored_elements
 from mirage_cli.lax.ir.program import Program, Source
 from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
@@ -429,7 +430,7 @@ def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})
         read[i.source] = read.get(i.source, 0.0) + math.prod(extents[a] for a in program.axes_of(i.name))
     for k, count in read.items():
         source = program.sources[k]
-        total += min(count, math.prod(number(e, sizes) for e in source.dims)) * source.dtype.size
+        total += min(count, stored_elements(source, lambda e: number(e, sizes))) * source.dtype.size
     return total + bytes_written(program, sizes)
 
 

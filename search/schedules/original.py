@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
+from mirage_cli.lax.ir.parts import stored_elements
 from mirage_cli.lax.ir.program import Node, Program
 from mirage_cli.lax.ops import OPS
 from mirage_cli.search.schedules.cost import bytes_in_parts, bytes_once, number
@@ -109,6 +110,14 @@ class _Original:
         """True for what is computed of weights, some of which are numbers of at most 8 bits."""
         return any(self.reads[i][0] <= 1.0 for i in self.weights.get(value, frozenset()))
 
+    def once(self, value: str) -> float:
+        """The share of a weight's elements that there are in memory: of chosen rows there may be fewer than places."""
+        behind, shares = self.weights.get(value, frozenset((value,))), [1.0]
+        for s in (self.program.sources[i.source] for i in self.program.inputs if i.name in behind):
+            places = math.prod(number(e, self.sizes) for e in s.dims)
+            shares.append(stored_elements(s, lambda e: number(e, self.sizes)) / max(1, places))
+        return min(shares)
+
     def rounds(self, value: str) -> bool:
         """True for what is computed of weights, products with which round activations to 8 bits."""
         behind = self.weights.get(value, frozenset())
@@ -161,7 +170,7 @@ class _Original:
         """Seconds of a product (cases 1 and 2)."""
         t, c = self.target, self.target.fitted(Cpu)
         seconds = self.flops(n) / (t.library_rate(n.dtype) * t.units)
-        weights = sum(self.bytes(i) for i in n.inputs if self.is_weight(i))
+        weights = sum(self.bytes(i) * self.once(i) for i in n.inputs if self.is_weight(i))
         depth = math.prod(self.extents[a] for a in n.over)
         if not weights:
             batch = frozenset.intersection(*(frozenset(self.program.axes_of(i)) for i in n.inputs)) - frozenset(n.over)
@@ -169,7 +178,7 @@ class _Original:
             slower = 1 + c.library_small / max(side, 1.0)
             return seconds * slower / c.library_rate + self.activations(n) / (t.bandwidth * c.library_copies)
         integers = all(map(self.holds_bytes, n.inputs))
-        if not integers and (numbers := sum(self.size(i) for i in n.inputs if self.is_quantised(i))) > 0:
+        if not integers and (numbers := sum(self.size(i) * self.once(i) for i in n.inputs if self.is_quantised(i))) > 0:
             rows = self.flops(n) / (2 * numbers)
             in_bytes = any(map(self.rounds, n.inputs))
             unpacked = c.library_bytes if in_bytes else c.library_step if rows == 1 else c.library_packed

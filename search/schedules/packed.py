@@ -19,6 +19,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Symbolic
+from mirage_cli.lax.ir.parts import place_axes
 from mirage_cli.lax.ir.program import Program, Slot
 from mirage_cli.lax.ops import OPS
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp, ThreadGraph
@@ -151,9 +152,10 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A constant operand of quantised numbers: its free axes and its summed ones in the order in which they are stored, how
-    its inputs lie (nothing of those that have one element), how many positions share a scale, and whether the model `rounds`
-    what they are multiplied with to 8 bits, or they are whole numbers that only `levels` are multiplied with."""
+    """A constant operand of quantised numbers: its free axes and its summed ones in the order in which they are stored (in
+    front may be those of a batch, of which a block has one position), how its inputs lie (nothing of those that have one
+    element), how many positions share a scale, and whether the model `rounds` what they are multiplied with to 8 bits, or they
+    are whole numbers that only `levels` are multiplied with."""
 
     of: Quantised
     free: tuple[str, ...]
@@ -189,7 +191,11 @@ def _weights(program: Program, graph: BlockGraph, o: BlockOp) -> Weights | None:
     if q is None or not all(program.sources[program.input(v).source].constant for v in (q.numbers, *q.beside)):
         return None
     (over,) = overs
-    found = _as_matrices(program, q, over, {*graph.grid, graph.loop})
+    axes = graph.axes_of(program)
+    batch = {a for r in readers for a in axes[r.inputs[0]] & axes[r.inputs[1]] if a not in over} | place_axes(program)
+    found = (
+        _as_matrices(program, q, over, {*graph.grid, graph.loop}, frozenset(batch)) if batch <= {*graph.grid} else None
+    )
     whole = not q.scale and (isinstance(q.zero, int) or type_of(program, q.zero).kind == "int")
     if found is None or not whole:
         return found
@@ -224,9 +230,12 @@ def _quantised_numbers(program: Program, o: BlockOp, loads: Mapping[str, str]) -
     return found if suits else None
 
 
-def _as_matrices(program: Program, q: Quantised, over: frozenset[str], tiled: Collection[str | None]) -> Weights | None:
-    """Numbers and what goes with their blocks as matrices, if they are."""
-    stored = [s.axis for s in program.input(q.numbers).access if s.axis is not None and s.extent != 1]
+def _as_matrices(
+    program: Program, q: Quantised, over: frozenset[str], tiled: Collection[str | None], batch: frozenset[str]
+) -> Weights | None:
+    """Numbers and what goes with their blocks as matrices, if they are; a batch has one for each position."""
+    slots = [s for s in program.input(q.numbers).access if s.axis is not None and s.extent != 1]
+    stored = [s.axis for s in slots if s.axis is not None and s.axis not in batch]
     free, summed = ([a for a in stored if (a in over) == inside] for inside in (False, True))
     known = all(isinstance(program.extent(a), int) for a in stored)
     if not known or not free or not summed or not over <= {*stored}:
@@ -242,7 +251,7 @@ def _as_matrices(program: Program, q: Quantised, over: frozenset[str], tiled: Co
         if v != q.numbers and not axes:
             continue
         wanted = {*stored} if v == q.numbers else {*free, *shared}
-        matrix = _matrix(program, program.input(v).access, frozenset(free))
+        matrix = _matrix(program, program.input(v).access, frozenset(free), batch)
         if {*axes} & {*wanted} != wanted or matrix is None or not _has_vectors(type_of(program, v)):
             return None
         matrices[v] = matrix
@@ -254,9 +263,13 @@ def _has_vectors(dtype: DType) -> bool:
     return dtype.name in ("f32", "f16", "bf16") or (dtype.kind == "int" and dtype.bits <= 8)
 
 
-def _matrix(program: Program, access: Sequence[Slot], free: frozenset[str]) -> Matrix | None:
-    """A stored tensor as a matrix, if its free axes lie on one side and are walked, as the others are, in one stride."""
-    slots = [s for s in access if s.extent != 1]
+def _matrix(program: Program, access: Sequence[Slot], free: frozenset[str], batch: frozenset[str]) -> Matrix | None:
+    """A stored tensor as a matrix, if its free axes lie on one side and are walked, as the others are, in one stride; the
+    matrices of a batch, which lies in front, are one below the other."""
+    every = [s for s in access if s.extent != 1]
+    slots = [s for s in every if s.axis not in batch]
+    if slots != every[len(every) - len(slots) :]:
+        return None
     places = [n for n, s in enumerate(slots) if s.axis in free]
     others = [n for n, s in enumerate(slots) if s.axis is not None and s.axis not in free]
     first = not others or max(places) < min(others)
@@ -267,7 +280,7 @@ def _matrix(program: Program, access: Sequence[Slot], free: frozenset[str]) -> M
     wide, deep = (
         math.prod(e for s in g if isinstance(e := s.extent, int)) for g in (groups if first else groups[::-1])
     )
-    if wide == 1 or not all(isinstance(s.extent, int) for s in slots):
+    if wide == 1 or not all(isinstance(s.extent, int) for s in slots) or (batch and not (first and deep > 1)):
         return None
     return Matrix(deep, 1, deep) if first and deep > 1 else Matrix(1, wide, deep)
 

@@ -27,6 +27,7 @@ from mirage_cli.search.schedules.warpgroup import WarpgroupModel
 
 #: engines that read numbers which share bytes; others copy tiles in whole elements
 UNPACKING = (BLOCK, "rows", "strip")
+CHOOSING = (BLOCK, "strip")  #: engines that read rows of tables which are chosen when a model runs
 MODELS: dict[str, ModelMaker] = {
     BLOCK: BlockModel,
     "rows": RowsModel,
@@ -73,11 +74,18 @@ def ranked(
     `sizes` says what symbols are typically. A program with symbols is ranked by the geometric mean of its times at
     typical and at small sizes, since it has to serve both; with `alone` it is to serve these sizes only.
     """
-    others = engines if program.packed is None else {*engines} & {*UNPACKING}
+    others = [e for e in engines if not unread(program, e)]
     models = models or Models()
     found = (engine_ranked(e, program, graph, target, count, sizes, alone, models) for e in (BLOCK, *others))
     candidates = [r for own in found for r in own]
     return sorted(candidates, key=lambda r: r.order)[: None if apart else count]
+
+
+def unread(program: Program, engine: str) -> str:
+    """What an engine does not read of a program's sources; nothing where it reads them all."""
+    if program.packed is not None and engine not in UNPACKING:
+        return f"tensors of type {program.packed}"
+    return "chosen rows" if any(s.chosen for s in program.sources) and engine not in CHOOSING else ""
 
 
 def engine_ranked(

@@ -17,6 +17,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.limits import Form
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.ir.parts import place_axes
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import limits, shown_loads
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
@@ -151,7 +152,7 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
         raise Refused("a tile would be held whole along the loop")
     _check_outside(graph)
     _check_aligned(program, graph)
-    batch = frozenset(a for o in products(graph) for a in (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over))
+    batch = place_axes(program).union(*((axes[o.inputs[0]] & axes[o.inputs[1]]) - {*o.over} for o in products(graph)))
 
     def held(axis: str) -> int:
         extent = program.extent(axis)

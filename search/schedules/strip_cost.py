@@ -160,7 +160,9 @@ def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int
         return sorted(x for x in shares if x < extent)
     if axis in r.batch or (axis not in r.sides.rows and axis not in r.sides.cols):
         return [1]
-    if any(_parted(program, o.source_value or "", axis) for o in graph.ops if o.op == "load" and o.phase == BODY):
+    by_rows = {v for q in r.packed.values() for v in (q.numbers, *q.beside)}  # which are copied one by one
+    loads = {o.source_value or "" for o in graph.ops if o.op == "load" and o.phase == BODY}
+    if any(_parted(program, v, axis) for v in loads - by_rows):
         return [1]
     if axis in r.sides.rows:
         if not isinstance(extent, int):

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from mirage_cli.errors import Refused
+from mirage_cli.lax.ir.parts import place_axes
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
 from mirage_cli.search.schedules.cost import Batch, CostModel, Prediction, Ranked, number
@@ -138,9 +139,9 @@ def holds_symbolic(program: Program, graph: BlockGraph) -> bool:
 
 
 def batch_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
-    """Axes that some contraction has in both operands and does not sum."""
+    """Axes that some contraction has in both operands and does not sum, and those that walk places of chosen rows."""
     axes = graph.axes_of(program)
-    kept: set[str] = set()
+    kept = set(place_axes(program))
     for o in graph.ops:
         if o.op == "contract":
             kept |= (axes[o.inputs[0]] & axes[o.inputs[1]]) - frozenset(o.over)

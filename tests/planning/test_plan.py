@@ -16,7 +16,7 @@ from mirage_cli.codegen.requests.passes import without
 from mirage_cli.codegen.requests.request import Spelled
 from mirage_cli.codegen.source import Rendered, lowered
 from mirage_cli.errors import InvalidGraph, Refused
-from mirage_cli.frontends.onnx.parts.cached_attention import INSIDE
+from mirage_cli.frontends.onnx.parts.splicing import INSIDE
 from mirage_cli.lax.dtypes import F16, F32, F64, U4, DType
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
@@ -157,7 +157,7 @@ def test_a_part_of_an_operator_is_replaced_where_gpus_gain_or_the_whole_model_is
         assert own.replace is replaced, own.reason
     own = work({"cpu": cpu, "opencl": replace(cuda, target="opencl")})
     own.decide(force=True)
-    assert not own.replace and "not written on opencl" in own.reason
+    assert not own.replace and "no kernels of such parts on opencl" in own.reason
 
 
 def test_a_plan_is_printed_once(fragment: Program) -> None:

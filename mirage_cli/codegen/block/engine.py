@@ -35,7 +35,7 @@ def block_kernel(r: Request) -> Kernel:
 
 def _declarations(at: FragmentPositions) -> list[ir.Statement]:
     """The places of all that the kernel reads and writes."""
-    return [*at.beginning({"THREADS": at.threads}), *split.declarations(at), *_buffers(at)]
+    return [*at.beginning({"THREADS": at.threads}), *at.moves(), *split.declarations(at), *_buffers(at)]
 
 
 def _buffers(at: FragmentPositions) -> list[ir.Statement]:

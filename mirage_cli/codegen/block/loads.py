@@ -33,7 +33,7 @@ def _load(at: FragmentPositions, n: Load, phase: str, tile: ir.Expression) -> ir
     chunk = chunk_bytes(at.p, b, n.value)
     if not chunk:
         inside = at.inside(axes, phase)
-        value: ir.Expression = k.name(n.value)[at.offset(source.access, phase)]
+        value: ir.Expression = k.name(n.value)[at.offset(source, phase)]
         if inside is not None:
             nothing = k.number("0.0f") if dtype.kind == "float" else k.ZERO
             value = k.select(inside, value, k.converted(kind, nothing))
@@ -47,7 +47,7 @@ def _load(at: FragmentPositions, n: Load, phase: str, tile: ir.Expression) -> ir
         [("int", "r")],
         k.ignore("r"),
         *decode(tuple(outer), "r"),
-        k.let(k.of_type(f"{kind}*", const=True), "from", k.total([n.value, at.offset(source.access, phase, [axis])])),
+        k.let(k.of_type(f"{kind}*", const=True), "from", k.total([n.value, at.offset(source, phase, [axis])])),
         ir.Return(
             k.construct(
                 k.of_type("Row", kind),

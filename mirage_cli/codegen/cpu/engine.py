@@ -66,6 +66,7 @@ def _declarations(at: CpuPositions) -> list[ir.Statement]:
         *at.names("parameters", restrict=False),
         *(k.let("offset_t", f"s_{n}", PARAMETERS.member(f"s_{n}")) for n in at.r.numbers),
         *_places(at),
+        *at.moves(),
         *(_buffer(b, at.t.offsets[b.name]) for b in at.t.buffers.values() if b.name in at.t.offsets),
         k.ignore(BLOCK),
     ]
@@ -133,7 +134,7 @@ def _seen(at: CpuPositions, form: Form, variable: str) -> _Test:
     for axis, factor in form.terms:
         place = at.position(axis, BODY) if axis in axes else k.total([*at.base(axis, BODY), *_last(at, axis, factor)])
         places.append((factor, k.cast("float", place)))
-    places += [(factor, at.read(v, at.offset(at.reads[v].access, BODY))) for v, factor in form.given]
+    places += [(factor, at.read(v, at.offset(at.reads[v], BODY))) for v, factor in form.given]
     reached = k.call("m_le", ZERO, k.total(t if n == 1 else t * k.cast("float", n) for n, t in places))
     look = k.when(k.binary("!=", reached, ZERO), k.assign(found, 1))
     loops = at.loops([a.name for a in at.p.axes if a.name in axes and at.sized(a.name, BODY)], BODY)

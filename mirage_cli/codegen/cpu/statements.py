@@ -90,8 +90,17 @@ class CpuPositions(Positions):
         known); None if it may not."""
         number = self.reads[value].source
         source, apart = self.p.sources[number], max(row, depth)
-        elements = math.prod(e if isinstance(e, int) else 0 for e in source.dims)
-        if number not in self.r.constants or min(row, depth) != 1 or apart == 1 or not elements or elements % apart:
+        dims = (source.chosen.rows, *source.dims[source.chosen.lead :]) if source.chosen else source.dims
+        elements = math.prod(e if isinstance(e, int) else 0 for e in dims)
+        turned = source.chosen is not None and depth != 1
+        if (
+            number not in self.r.constants
+            or min(row, depth) != 1
+            or apart == 1
+            or not elements
+            or elements % apart
+            or turned
+        ):
             return None
         return Packing(number, elements, source.dtype.bytes, row, depth)
 
@@ -167,10 +176,10 @@ def _load(at: CpuPositions, n: Load, phase: str) -> ir.Statement:
     b, access = at.t.buffers[n.buffer], at.reads[n.value].access
     slots, own, stored = [s for s in access if s.extent != 1], k.name(n.buffer), k.name(n.value)
     if not b.axes or not slots or slots[-1].axis != b.axes[-1][0]:
-        value = at.read(n.value, at.offset(access, phase))
+        value = at.read(n.value, at.offset(at.reads[n.value], phase))
         return at.nest(b.axes, k.assign(own[at.index(b, b.phase)], value), phase=phase)
     axis = b.axes[-1][0]
-    to, first = k.total([own, at.index(b, b.phase, [axis])]), at.offset(access, phase, [axis])
+    to, first = k.total([own, at.index(b, b.phase, [axis])]), at.offset(at.reads[n.value], phase, [axis])
     dtype, count = at.p.sources[at.reads[n.value].source].dtype, at.valid(axis, phase)
     row = k.run("load_row", to, k.total([stored, first]), count)
     if dtype.per_byte > 1:
@@ -299,7 +308,7 @@ def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str) 
         place, strides = at.operand(b, dict(over), phase), [b.stride(a) if a else ex.ONE for a in inner]
     else:
         access = at.reads[name].access
-        place = k.total([name, at.offset(access, phase, [s.axis for s in access if s.axis is not None])])
+        place = k.total([name, at.offset(at.reads[name], phase, [s.axis for s in access if s.axis is not None])])
         strides = [_stride(at, name, a) if a else ex.ONE for a in inner]
     f, o = (s if isinstance(s, int) else 0 for s in strides)
     return _Operand(k.call("operand", place, *(extent(s, at.symbols, wide=False) for s in strides)), f, o)
@@ -330,7 +339,7 @@ def _single(at: CpuPositions, value: str | int, phase: str) -> ir.Expression:
     if isinstance(value, int):
         return k.call("same_whole", float_number(value))
     whole = not at.p.sources[at.reads[value].source].dtype.is_float
-    return k.call("same_whole" if whole else "same", at.read(value, at.offset(at.reads[value].access, phase)))
+    return k.call("same_whole" if whole else "same", at.read(value, at.offset(at.reads[value], phase)))
 
 
 def _matrix(at: CpuPositions, w: Weights, value: str, phase: str) -> _Operand:
@@ -344,7 +353,7 @@ def _matrix(at: CpuPositions, w: Weights, value: str, phase: str) -> _Operand:
         turned = 0 if dtype.name.startswith("u") else 1 << (dtype.bits - 1)
         packing = replace(packing, bytes=4 if value == w.of.numbers else 1, bits=dtype.bits, turned=turned)
     panels = Parameter(f"{value}_panels{m.row}_{m.depth}", at.ctype(dtype), packing.source, packing)
-    first = at.offset(access, phase, [s.axis for s in access if s.axis is not None])
+    first = at.offset(at.reads[value], phase, [s.axis for s in access if s.axis is not None])
     place = k.call("stored", value, first, m.row, m.depth, panels.name, m.deep, static=[kind])
     return _Operand(place, m.row, m.depth, (panels,))
 

@@ -15,6 +15,8 @@ from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
+INDEXED = 3  #: in the place of a part of a source
+
 
 class Spelled(Protocol):
     """A kernel with every decision made."""
@@ -78,7 +80,8 @@ class Packing:
 class Parameter:
     """A tensor that a kernel reads or writes: its name there, the C type of its elements, of an input the source's number, and
     how it is packed where it is the packed form of that source (which need not be there); which `part` of the source it is
-    (1, 2; 0: the whole). An output with a source is that source, stored whole from its parts."""
+    (1, 2; 0: the whole), or the index that chooses its rows (`INDEXED`). An output with a source is that source, stored whole
+    from its parts."""
 
     name: str
     type: str

@@ -267,7 +267,7 @@ class StripBase(Positions):
             left = k.joined("-", [self.extent(self.p.extent(axis)), *self.base(axis, phase)])
             left = left if inside_of == 1 else k.product([left, inside_of])
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
-        offset, found = self.offset(source.access, phase, fixed), ir.lift(k.name("from"))
+        offset, found = self.offset(source, phase, fixed), ir.lift(k.name("from"))
         at: tuple[ir.Statement, ...] = ()
         if t.whole:
             found = k.call("packed_at", t.value, offset, static=[t.dtype.name])

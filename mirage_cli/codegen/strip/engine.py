@@ -115,10 +115,11 @@ class _Kernel(StripParts):
         awaits = not {f"{t.name}_tile" for t in held}.isdisjoint(k.names_in((*lines, *self.body)))
         declared, lines = ([], lines) if self.prologue or awaits else (self.before, [])
         ahead, wait, begin = self.s.stages - 1, k.run("wait_for_earlier"), k.run("launch_dependents")
-        late = bool(dict(self.s.numbers).get("late", 0))
+        late, first = bool(dict(self.s.numbers).get("late", 0)), self.by_integers or bool(self.chosen)
         return [
             *declared,
-            *([wait] if self.by_integers else []),
+            *([wait] if first else []),
+            *self.moves(),
             *self.walked(),
             k.let("int", "mine", k.select(steps > group, turns, 0)),
             *([k.run("cluster_arrive_relaxed")] if self.splits > 1 else []),
@@ -127,7 +128,7 @@ class _Kernel(StripParts):
             k.loop("turn", ahead, k.run("load_constants", TURN, TURN)),
             *self.loads([t for t in held if t.constant]),
             *([] if late else [begin]),
-            *([] if self.by_integers else [wait]),
+            *([] if first else [wait]),
             *self.loads([t for t in held if not t.constant]),
             COMMITTED,
             k.loop("turn", ahead, k.run("load_others", TURN, TURN)),

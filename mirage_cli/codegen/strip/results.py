@@ -81,8 +81,8 @@ class StripResults(StripLoop):
         m = self.late_matrix(e)
         if m is None:
             return tuple((a, self.shapes.size(a, phase)) for a in axes)
-        if set(axes) != set(m):
-            raise Refused("a result has other axes than its strip")
+        if set(axes) != set(m) or not axes:
+            raise Refused("a result has other axes than its strip, or none")
         r, c = (self.order_of(part, phase) for part in (rows, cols))
         return Domain(c, r, True) if self.rows_inside else Domain(r, c, False)
 
@@ -156,7 +156,7 @@ class StripResults(StripLoop):
         vectors: dict[str, ir.Expression] = {}
         for value in globals_of(e):
             if self.side_by_side(value, d):
-                offset = self.offset(self.reads[value].access, EPILOGUE, [a for a, _ in d.inner])
+                offset = self.offset(self.reads[value], EPILOGUE, [a for a, _ in d.inner])
                 part = k.name(f"{value}_x")
                 read = k.run("get_vector", part, k.total([value, offset, "first"]))
                 statements += [array(f"{value}_x", v), read]

@@ -77,6 +77,7 @@ def stored_as(dtype: DType) -> str:
 def wide(program: Program) -> bool:
     """True if some stored tensor is so large, or may be, that its elements are addressed with 64-bit integers."""
     sizes = [ex.product(d) for d in (*(s.dims for s in program.sources), *(o.dims for o in program.outputs))]
+    sizes += [ex.product((s.chosen.rows, *s.dims[s.chosen.lead :])) for s in program.sources if s.chosen]
     return any(not isinstance(n, int) or n >= SMALL for n in sizes)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 
-from mirage_cli.codegen.requests.request import Parameter, Request
+from mirage_cli.codegen.requests.request import INDEXED, Parameter, Request
 from mirage_cli.codegen.terms import expressions
 from mirage_cli.codegen.terms.expressions import CUDA_TYPES, ZERO, Lets
 from mirage_cli.codegen.terms.visible import holding, stepped, walked
@@ -28,15 +29,19 @@ from mirage_cli.codegen.tiles.tile import (
     Running,
     TileProgram,
 )
+from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F64, DType
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.ir.program import Slot
+from mirage_cli.lax.ir.parts import places_of
+from mirage_cli.lax.ir.program import Input, Slot
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
 from mirage_cli.search.mugraph.visible import left_out
+
+INDEX, MOVED = "_index", "_moved"  #: of the names of an input's index, and of how far its row lies behind its place
 
 
 class Positions:
@@ -88,8 +93,10 @@ class Positions:
         partial = [a for a in axes if not self.shapes.exact(a, phase)]
         return k.both(*(self.position(a, phase) < self.extent(self.p.extent(a)) for a in partial))
 
-    def offset(self, access: Sequence[Slot], phase: str, fixed: Sequence[str] = ()) -> ir.Expression:
-        """The element offset of the current position in a stored tensor; index variables of `fixed` count as 0."""
+    def offset(self, of: Sequence[Slot] | Input, phase: str, fixed: Sequence[str] = ()) -> ir.Expression:
+        """The element offset of the current position in a stored tensor; index variables of `fixed` count as 0. Of an input
+        whose rows are chosen, in the table."""
+        access = of.access if isinstance(of, Input) else of
         terms: list[ir.Expression] = []
         stride = ex.ONE
         for s in reversed(access):
@@ -101,7 +108,40 @@ class Positions:
             if here:
                 terms.append(k.total(here) if stride == 1 else k.total(here) * self.extent(stride))
             stride = ex.product([stride, s.extent])
-        return k.total(reversed(terms))
+        more = [k.name(f"{of.name}{MOVED}")] if isinstance(of, Input) and of.name in self.chosen else []
+        return k.total([*reversed(terms), *more])
+
+    # --- chosen rows --------------------------------------------------------------------------------------------------
+    @cached_property
+    def chosen(self) -> dict[str, int]:
+        """The inputs whose rows are chosen, with the number of slots that walk the places of these. Raises Refused where a
+        block has more than one place."""
+        found: dict[str, int] = {}
+        for i in self.p.inputs:
+            source = self.p.sources[i.source]
+            if source.chosen is None:
+                continue
+            places = places_of(source, i.access)
+            axes = {s.axis for s in i.access[: places or 0] if s.axis is not None}
+            if places is None or any(a not in self.g.grid or self.t.schedule.tile(a) != 1 for a in axes):
+                raise Refused(f"rows of {i.name} are chosen for more than one place of a block")
+            row = ex.product(s.extent for s in i.access[places:])
+            if isinstance(row, int) and row % source.dtype.per_byte:
+                raise Refused(f"rows of {i.name} begin inside of bytes")
+            found[i.name] = places
+        return found
+
+    def moves(self) -> list[ir.Statement]:
+        """How far the row that a block reads lies behind its place: what is written in front of the kernel says so."""
+        found = list[ir.Statement]()
+        for name, places in self.chosen.items():
+            access = self.reads[name].access
+            place = self.offset(access[:places], PROLOGUE)
+            row = k.cast("offset_t", k.call("whole_number", k.name(f"{name}{INDEX}")[place]))
+            inner = self.extent(ex.product(s.extent for s in access[places:]))
+            behind = row if place == k.ZERO else row - place
+            found.append(k.let("offset_t", f"{name}{MOVED}", behind * inner, unused=True))
+        return found
 
     def first(self, axes: Sequence[str]) -> ir.Expression | None:
         """The condition that a block is the first one along grid axes; None without axes."""
@@ -147,7 +187,7 @@ class Positions:
                 element = self.element(b, phase)
                 return element if b.dtype.name == "f32" else out.let(k.call("to_float", element))
             case Global(v):
-                read = self.read(v, self.offset(self.reads[v].access, phase))
+                read = self.read(v, self.offset(self.reads[v], phase))
                 return out.let(read if guard is None else k.select(guard, read, ZERO))
             case Number(value):
                 return expressions.float_number(value)
@@ -236,7 +276,9 @@ class Positions:
 
     def inputs(self) -> tuple[Parameter, ...]:
         """The tensors that the kernel reads."""
-        return tuple(Parameter(i.name, self.ctype(self.p.sources[i.source].dtype), i.source) for i in self.p.inputs)
+        own = (Parameter(i.name, self.ctype(self.p.sources[i.source].dtype), i.source) for i in self.p.inputs)
+        indices = (Parameter(f"{n}{INDEX}", "int64_t", self.reads[n].source, part=INDEXED) for n in self.chosen)
+        return (*own, *indices)
 
     def outputs(self) -> tuple[Parameter, ...]:
         """The tensors that the kernel writes."""

@@ -23,6 +23,7 @@ from mirage_cli.frontends.onnx.ops import READERS, positions, shape_values
 from mirage_cli.frontends.onnx.ops.quantized import scaled_integers
 from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results, Unread
 from mirage_cli.frontends.onnx.ops.shape_values import Known
+from mirage_cli.frontends.onnx.parts import splicing
 from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET
 from mirage_cli.frontends.sizes import Size
 from mirage_cli.lax import extents as ex
@@ -73,6 +74,8 @@ def _walked(model: ir.Model, least: dict[str, int], most: dict[str, int]) -> _Wa
     for node in model.graph:
         walk.node(node)
     walk.graph.outputs = [walk.anything(value) for value in model.graph.outputs]
+    between = (walk.values.get(v.name or "") for v in splicing.between(model))
+    walk.graph.bounds = list(dict.fromkeys(v for v in between if v is not None))
     return walk
 
 

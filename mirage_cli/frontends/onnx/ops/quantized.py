@@ -17,7 +17,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F32, I8, I32, PACKED, U8, DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir import compose
-from mirage_cli.lax.ir.graph import Cast, Graph, Input, Map, Opaque, Reshape
+from mirage_cli.lax.ir.graph import Cast, Choose, Graph, Input, Map, Opaque, Reshape
 
 
 def _numbers(graph: Graph, v: int, bits: int) -> int:
@@ -26,7 +26,7 @@ def _numbers(graph: Graph, v: int, bits: int) -> int:
         raise Refused(f"numbers of {bits} bits in elements of type {graph.dtype(v)}")
     if bits == U8.bits:
         return v
-    made = [graph.steps[u] for u in graph.cone([v])]
+    made = [graph.steps[u] for u in graph.cone([v], [u for u, s in enumerate(graph.steps) if isinstance(s, Choose)])]
     if any(isinstance(s, Opaque) or (isinstance(s, Input) and not s.constant) for s in made):
         raise Refused(f"numbers of {bits} bits that the model does not hold: they are read of weights only")
     return graph.unpack(v, PACKED[bits, True])
@@ -345,7 +345,10 @@ def _made_by(v: ir.Value | None, kind: str) -> ir.Node | None:
 
 
 # --- what stays: experts ------------------------------------------------------------------------------------------------
-@reads("MoE", "QMoE", domain=MICROSOFT, how="Stays as it is; its result's shape is known")
+_APART = "Taken apart before: TopK, products with rows of tables; others stay, with a result of known shape"
+
+
+@reads("MoE", "QMoE", domain=MICROSOFT, how=_APART)
 def _experts(call: Call) -> int:
     """Refused: which weights a row is multiplied with is known when the model runs."""
     raise Unread("which experts a row takes is chosen at run time", call.dims(0), call.dtype(0))

@@ -7,15 +7,17 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import onnx_ir as ir
+
 from mirage_cli.errors import Refused
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx.ops.positions import Walk, along, walk
 from mirage_cli.frontends.onnx.ops.registry import Call, Unread, dimension, number, reads
 from mirage_cli.frontends.sizes import Size
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import BOOL
+from mirage_cli.lax.dtypes import BOOL, I64
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.ir.graph import Concat, Dims, Graph, Slice, Transpose
+from mirage_cli.lax.ir.graph import Concat, Dims, Graph, Input, Slice, Transpose
 
 TRAINING_IS_AN_INPUT, MASK_IS_TRUTH = 12, 10  #: the opsets from which on Dropout has these forms
 MAX_RUNS = 64  #: arithmetic runs that a Gather with constant indices is cut into
@@ -303,7 +305,7 @@ def _slice_of(start: int, end: int, step: int) -> slice:
 
 @reads("Gather")
 def _gather(call: Call) -> int:
-    """`Slice`s for constant indices (joined by `Concat` where they are no arithmetic run); others are refused."""
+    """`Slice`s for constant indices (joined by `Concat` where they are no run), rows of a weight by those of a TopK."""
     return gathered(call, call.arg(0), call.axis(0, len(call.dims(0))))
 
 
@@ -315,8 +317,40 @@ def gathered(call: Call, x: int, axis: int) -> int:
         return picked(call, x, axis, call.ints(1), known.shape)
     moving = walk(call, 1)
     if moving is None:
-        raise Refused("its indices are not known when the model is read")
+        return chosen(call, x, axis)
     return _walked(call.graph, x, axis, moving, call.dims(1))
+
+
+def chosen(call: Call, x: int, axis: int) -> int:
+    """Rows of a weight by indices that are computed, where these are known to be rows that it has. Raises Refused."""
+    graph, rows = call.graph, call.graph.dims(x)[axis]
+    step = graph.steps[x]
+    if axis or not isinstance(rows, int) or call.dtype(1) != I64 or (below := _below(call.tensor(1))) is None:
+        raise Refused("its indices are not known when the model is read")
+    if below > rows:
+        raise Refused(f"its indices, below {below}, are not known to be rows of {rows}")
+    if (value := graph.fill_value(x)) is not None:
+        return graph.fill(value, graph.dtype(x), (*call.dims(1), *graph.dims(x)[1:]))
+    if not (isinstance(step, Input) and step.constant):
+        raise Refused("rows of what is no weight are chosen when the model runs")
+    return graph.choose(x, call.arg(1))
+
+
+_REARRANGING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Expand")
+
+
+def _below(index: ir.Value) -> int | None:
+    """The number of positions among which indices that are not negative were found, or None."""
+    maker = index.producer()
+    while maker is not None and maker.op_type in _REARRANGING and (read := maker.inputs[0]) is not None:
+        index, maker = read, read.producer()
+    searched = maker.inputs[0] if maker is not None and maker.op_type in ("TopK", "ArgMax", "ArgMin") else None
+    if maker is None or searched is None or maker.domain not in ("", "ai.onnx"):
+        return None
+    shape, found = searched.shape, 1 if maker.op_type == "TopK" else 0
+    axis = maker.attributes.get_int("axis", -1 if found else 0)
+    size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    return size if isinstance(size, int) and maker.outputs[found] is index else None
 
 
 def picked(call: Call, x: int, axis: int, indices: list[int], shape: tuple[int, ...]) -> int:

@@ -11,25 +11,21 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 from mirage_cli.frontends.onnx.parts import texts
 from mirage_cli.frontends.onnx.parts.cut_points import take_place
+from mirage_cli.frontends.onnx.parts.splicing import INSIDE, OLDEST, Tensor, described, parsed, spliced
 
-INSIDE = "inside"  #: the key under which a node knows the operator that it is a part of
-OLDEST = 13  #: the opset whose forms of operators the texts below have
 _READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13})  #: inputs that are understood
 _INPUTS = 16
 _TYPES = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
-Dims: TypeAlias = Sequence[int | str | None]
 
 
 def take_apart(model: ir.Model, opset: int) -> None:
@@ -62,7 +58,7 @@ def _norms_before(node: ir.Node) -> None:
     }
     tensors = [(q.dtype, (_dim(q, 0, 3), _dim(q, 1, 3), n * size)) for n in (heads, shared, shared)]
     given, count = ([q], 3) if k is None else ([q, k], 2)
-    for i, v in enumerate(_spliced(node, "norms", text, [*given, *gains], tensors[:count])):
+    for i, v in enumerate(spliced(node, "norms", text, [*given, *gains], tensors[:count])):
         node.replace_input_with(i, v)
     for i in (14, 15):
         node.replace_input_with(i, None)
@@ -158,7 +154,7 @@ class _Layer:
         queries = results.pop(0) if self.rows.writes_queries else q
         more = [self.given[11], self.padded_bias(results[0]), *self.given[12:14]]
         text = self.attention() % self.numbers()
-        y = _spliced(self.node, "attention", text, [queries, *results, *more], [None])
+        y = spliced(self.node, "attention", text, [queries, *results, *more], [None])
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
         take_place(self.node, list(zip(self.node.outputs, [*y, *results[:2]], strict=False)))
@@ -170,7 +166,7 @@ class _Layer:
             return None
         assert bias.dtype is not None
         dims = (*(_dim(bias, i, 4) for i in range(3)), self.room)
-        return _spliced(self.node, "bias", texts.PADDED, [bias, k], [(bias.dtype, dims)])[0]
+        return spliced(self.node, "bias", texts.PADDED, [bias, k], [(bias.dtype, dims)])[0]
 
     def numbers(self) -> dict[str, Any]:
         """Numbers that texts have."""
@@ -197,17 +193,17 @@ class _Layer:
         read = [0, *([] if rows.packed else [1, 2]), 3, 4, 5, 6, *([7, 8] if rows.turned else [])]
         inputs = [self.given[i] for i in (*read, *([9] if rows.listed else []))]
         if rows.scales:
-            inputs += _spliced(
+            inputs += spliced(
                 self.node, "scales", texts.FLAT, self.given[12:14], [(ir.DataType.FLOAT, (rows.scales,))] * 2
             )
         batch, new, integer = _dim(q, 0, 3), _dim(q, 1, 3), ir.DataType.INT64
         cache = (past.dtype or q.dtype, (_dim(past, 0, 4), rows.shared, self.room, rows.size))
-        tensors: list[tuple[str, _Tensor]] = [("present_k", cache), ("present_v", cache)]
+        tensors: list[tuple[str, Tensor]] = [("present_k", cache), ("present_v", cache)]
         tensors += [("before", (integer, (batch,))), ("last", (integer, (batch,)))]
         if rows.writes_queries:
             tensors.insert(0, ("turned", (q.dtype, (batch, new, rows.heads * rows.size))))
         prefix = f"{self.node.outputs[0].name}/rows"
-        outputs = [_told(ir.Value(name=f"{prefix}/{name}"), tensor) for name, tensor in tensors]
+        outputs = [described(ir.Value(name=f"{prefix}/{name}"), tensor) for name, tensor in tensors]
         node = ir.Node(DOMAIN, rows.op_type, inputs, outputs=outputs, name=prefix)
         node.meta[INSIDE] = self.node.op_type
         self.node.graph.insert_before(self.node, node)
@@ -259,80 +255,6 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
         "shared": rows.shared,
         "size": rows.size,
     }
-    graph = _parsed(text, kind)
+    graph = parsed(text, kind)
     graph.opset_imports.update({"": opset, MICROSOFT: 1})
     return ir.Function(DOMAIN, rows.op_type, graph=graph, attributes=[])
-
-
-# --- texts as nodes -----------------------------------------------------------------------------------------------------
-_Tensor: TypeAlias = tuple[ir.DataType, Dims]
-
-
-def _spliced(
-    node: ir.Node, what: str, text: str, given: Sequence[ir.Value | None], tensors: Sequence[_Tensor | None]
-) -> list[ir.Value]:
-    """The results of a text whose nodes are put in front of `node`, with names of their own; constants become weights."""
-    graph = node.graph
-    assert isinstance(graph, ir.Graph)
-    kind = next(v.dtype for v in given if v is not None)
-    part = _parsed(text, kind or ir.DataType.FLOAT)
-    for own, value in zip(part.inputs, given, strict=False):
-        if value is not None:
-            ir.convenience.replace_all_uses_with(own, value)
-    prefix = f"{node.outputs[0].name}/{what}"
-    for inner in ir.traversal.RecursiveGraphIterator(part):
-        inner.meta[INSIDE] = node.op_type
-        inner.name = f"{prefix}/{inner.outputs[0].name}"
-        for v in inner.outputs:
-            v.name = f"{prefix}/{v.name}"
-    results = list(part.outputs)
-    for v, tensor in zip(results, tensors, strict=True):
-        if tensor is not None:
-            _told(v, tensor)
-    part.outputs.clear()
-    for inner in list(part):
-        part.remove(inner)
-        if inner.op_type == "Constant":
-            _stored(graph, inner.outputs[0])
-        else:
-            graph.insert_before(node, inner)
-    return results
-
-
-def _parsed(text: str, kind: ir.DataType) -> ir.Graph:
-    """A text as a graph. Its lines `let a = 1, b = [2, 3], c = 0.5` are constants, numbers like the last of type `kind`."""
-    text = re.sub(r"^ *let (.*)$", lambda line: _constants(line[1], kind), text, flags=re.MULTILINE)
-    head = f'<ir_version: 9, opset_import: ["" : {OLDEST}, "{MICROSOFT}" : 1]> part '
-    return ir.from_proto(onnx.parser.parse_model(head + text)).graph
-
-
-def _constants(told: str, kind: ir.DataType) -> str:
-    """A list of constants as nodes."""
-    made = []
-    for name, value in re.findall(r"(\w+) = (\[.*?\]|[^,]+)", told):
-        if value.startswith("["):
-            made.append(f"{name} = Constant <value_ints = {value}> ()")
-        elif value.isdigit():
-            made.append(f"{name} = Constant <value = int64 {{{value}}}> ()")
-        else:
-            made.append(f"{name}_f32 = Constant <value = float {{{value}}}> ()")
-            made.append(f"{name} = Cast <to = {kind.value}> ({name}_f32)")
-    return "\n".join(made)
-
-
-def _told(v: ir.Value, tensor: _Tensor) -> ir.Value:
-    """A value with what is known of it."""
-    v.type, v.shape = ir.TensorType(tensor[0]), ir.Shape(list(tensor[1]))
-    return v
-
-
-def _stored(graph: ir.Graph, v: ir.Value) -> None:
-    """Let a weight take the place of the result of a Constant."""
-    node = v.producer()
-    assert node is not None
-    ((kind, attribute),) = node.attributes.items()
-    tensor = attribute.as_tensor() if kind == "value" else ir.tensor(attribute.as_ints(), ir.DataType.INT64)
-    shape = ir.Shape(list(tensor.shape.numpy()))
-    weight = ir.Value(name=v.name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-    ir.convenience.replace_all_uses_with(v, weight)
-    graph.register_initializer(weight)
