@@ -5,6 +5,9 @@
     python samples/decoder.py measure FOLDER [--gpu N]        optimize it into FOLDER/out if that is not there, then time the
                                                               original, the patched model and torch in one process
 
+Answers of the original and of the patched model are held against the same graph in float32 (`far`: by what relative RMS logits
+or hidden states are off, and caches at worst).
+
 `--config` names one of `samples/decoders.yaml` or a file `config.json` of any published model that `transformers` knows. The
 graph is what `torch.onnx.export` writes: token ids, positions and caches go in, logits and grown caches come out; with
 `--bare` hidden states go in and come out, without embedding and LM head. Where torch is, the same module runs beside it (with
@@ -20,7 +23,7 @@ import math
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -35,7 +38,7 @@ from onnx import TensorProto, helper, numpy_helper
 if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-MODEL, STEP, OUT = "decoder.onnx", "step.json", "out"
+MODEL, WIDE, STEP, OUT = "decoder.onnx", "wide.onnx", "step.json", "out"
 CONFIGS = Path(__file__).with_name("decoders.yaml")
 OPSET = 20
 STORED = 1 << 16  #: bytes of a weight from which on it is in a file of its own
@@ -239,13 +242,18 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
         "replaced": dict(replaced),
         "left": {f["name"]: f.get("reason", "") for f in report["fragments"] if f["status"] != "replaced"},
         "read_bytes": read_bytes(model),
+        "predicted_us": sum(
+            f["predicted_us"] * f["occurrences"] for f in report["fragments"] if f["status"] == "replaced"
+        ),
     }
+    exact = reference(folder, inputs, Place(kind, gpu or 0))
     for graph in (True, False) if gpu is not None else (False,):  # without graphs where one of them cannot be captured
         place = Place(kind, gpu or 0)
         try:
             original = OrtContestant(folder / MODEL, None, [inputs], place, graph)
             patched = OrtContestant(out / "model.onnx", out / LIBRARY, [inputs], place, graph)
-            same = agreement(patched.answers(), original.answers())
+            answers = {"original": original.answers()[0], "mirage": patched.answers()[0]}
+            same = agreement([answers["mirage"]], [answers["original"]])
         except MirageError as error:
             result["graph" if graph else "plain"] = str(error)
             continue
@@ -258,11 +266,53 @@ def measure(folder: Path, gpu: int | None, tune: bool, compiled: str, seconds: f
         result["graph" if graph else "plain"] = {
             "relative_error": same.error,
             "problem": same.problem,
+            "far": {name: far(own, exact) for name, own in answers.items()},
             "us": {name: d.to_json() for name, d in times.items()},
             "gain": timing.ratio(times["original"], times["mirage"]).median,
         }
         break
     return result
+
+
+def reference(folder: Path, inputs: dict[str, Any], place: Any) -> dict[str, NDArray[Any]]:
+    """The outputs of a call in float32, from the weights that the model has."""
+    from mirage_cli.measurement.contestant import OrtContestant  # noqa: PLC0415
+
+    path = folder / WIDE
+    path.write_bytes(in_float32(onnx.load(folder / MODEL, load_external_data=False)).SerializeToString())
+    given = {n: a.astype(np.float32) if a.dtype == np.float16 else a for n, a in inputs.items()}
+    return dict(OrtContestant(path, None, [given], place).answers()[0])
+
+
+def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A graph of float16 as one of float32; weights stay where they are, and are converted as they are read."""
+    graph, half, single = model.graph, TensorProto.FLOAT16, TensorProto.FLOAT
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == half:
+            value.type.tensor_type.elem_type = single
+    for node in graph.node:
+        for a in node.attribute:
+            if node.op_type == "Cast" and a.name == "to" and a.i == half:
+                a.i = single
+    converted = []
+    for tensor in graph.initializer:
+        if tensor.data_type == half:
+            name, tensor.name = tensor.name, f"{tensor.name}/half"
+            converted.append(helper.make_node("Cast", [tensor.name], [name], to=single))
+    nodes = [*converted, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return model
+
+
+def far(answers: Mapping[str, NDArray[Any]], exact: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    """The relative RMS by which the first output is off, and the largest of the others'."""
+    errors = [
+        float(np.linalg.norm(answers[n].astype(np.float64) - e) / np.linalg.norm(e.astype(np.float64)))
+        for n, e in exact.items()
+    ]
+    return {"output": errors[0], "caches": max(errors[1:], default=0.0)}
 
 
 def drawn(model: onnx.ModelProto) -> dict[str, Any]:
