@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from mirage_cli.measurement.contestant import Place
 from samples import decoder
 
 ROWS, COLUMNS = 128, 512
@@ -107,6 +108,23 @@ def test_both_models_are_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     plain = result["plain"]
     assert plain["problem"] == ""
     assert plain["relative_error"] < 1e-2
+    assert 0 < plain["far"]["mirage"]["output"] < 1e-3 and plain["far"]["mirage"]["caches"] == 0
     assert set(plain["us"]) == {"original", "mirage"}
     assert plain["gain"] > 0
     assert "graph" not in result
+
+
+def test_the_reference_is_the_graph_in_float32_with_the_same_weights(folder: Path) -> None:
+    decoder.fill(folder / decoder.MODEL)
+    model = onnx.load(folder / decoder.MODEL, load_external_data=False)
+    inputs = decoder.drawn(model)
+    weight = numpy_helper.to_array(onnx.load(folder / decoder.MODEL).graph.initializer[0]).astype(np.float64)
+    found = decoder.reference(folder, inputs, Place())
+    wanted = {
+        "output": 1 / (1 + np.exp(-inputs["hidden"].astype(np.float64) @ weight)),
+        "present.0.key": -inputs["past.0.key"],
+    }
+    assert found["output"].dtype == np.float32
+    assert max(decoder.far(found, wanted).values()) < 1e-6
+    half = {n: a.astype(np.float16) for n, a in wanted.items()}
+    assert decoder.far(half, wanted)["output"] > 1e-5
