@@ -35,6 +35,7 @@ REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgr
 PRODUCER_REGISTERS = 40  #: of a thread of the warpgroup that brings tiles
 MOST_REGISTERS = 255
 SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
+INSTRUCTION_REGISTERS = 26  #: that a matrix instruction takes beside its results: as many are there when threads begin
 AHEAD_REGISTERS = 24  #: the same, beside those, where products run ahead
 COLUMNS = (256, 192, 128, 64)
 STAGES = tuple(range(12, 1, -1))  #: the most that fit
@@ -73,11 +74,12 @@ def rows_axis(program: Program, graph: BlockGraph, single: Collection[str]) -> s
 
 
 def single_axes(program: Program, graph: BlockGraph, sizes: Mapping[str, int]) -> frozenset[str]:
-    """The axes of which a block holds one position: those of batches, and of several that are free in the same operand of all
-    products, as the heads of a group and their rows are, all but the longest."""
+    """The axes of which a block holds one position: those of batches; of several columns, as heads and their numbers are, all
+    but the contiguous ones; and of several axes that are free in the same operand of all products, as the heads of a group and
+    their rows are, all but the longest."""
     axes, batch = graph.axes_of(program), batch_axes(program, graph)
-    if rows_axis(program, graph, batch) is not None:
-        return batch
+    if (rows := rows_axis(program, graph, batch)) is not None:
+        return batch | _outer_columns(program, graph, batch | {rows})
     common: list[frozenset[str]] | None = None
     for o in graph.ops:
         if o.op == "contract":
@@ -89,6 +91,19 @@ def single_axes(program: Program, graph: BlockGraph, sizes: Mapping[str, int]) -
         if single <= batch | set(graph.grid) and rows_axis(program, graph, single) is not None:
             return single
     return batch
+
+
+def _outer_columns(program: Program, graph: BlockGraph, other: Collection[str]) -> frozenset[str]:
+    """Of axes but `other` ones that are free in an operand of a product beside those that are contiguous in results, those of
+    the grid."""
+    axes = graph.axes_of(program)
+    contiguous = {_contiguous(program, k) for k in range(len(graph.outputs))}
+    found = set[str]()
+    for o in graph.ops:
+        for i in o.inputs if o.op == "contract" else ():
+            free = axes[i] - frozenset(o.over) - frozenset(other)
+            found |= free - contiguous if free & contiguous else frozenset()
+    return frozenset(found & set(graph.grid) - {graph.loop})
 
 
 def walk(program: Program, source: Input) -> tuple[int, list[tuple[str, Extent, Extent]]]:
@@ -308,11 +323,21 @@ class WarpgroupModel(Model):
         return [self.ops[n] for n in names]
 
     def fits(self, s: Schedule) -> bool:
-        """True if shared memory and registers are enough."""
+        """True if shared memory and registers are enough: to begin with all threads have as many."""
         resident, consumers = s.number("resident"), s.warps // 4 - 1
         registers = (REGISTERS // resident - PRODUCER_REGISTERS) // consumers // 8 * 8
         held = self.fragments(s) + SPARE_REGISTERS + AHEAD_REGISTERS * s.number("ahead")
+        if self.instruction(s) + INSTRUCTION_REGISTERS > REGISTERS // (resident * (consumers + 1)) // 8 * 8:
+            return False
         return self.shared(s) * resident <= self.t.shared_bytes and held <= min(registers, MOST_REGISTERS)
+
+    def instruction(self, s: Schedule) -> int:
+        """Registers of a thread that hold the results of the widest matrix instruction."""
+        columns = (
+            self.elements(frozenset().union(*(self.axes[i] for i in c.inputs)) - {*c.over, self.rows} - self.batch, s)
+            for c in self.contractions
+        )
+        return max(columns) * GROUP_ROWS // 128
 
     def fragments(self, s: Schedule) -> int:
         """Registers of a consumer's thread that hold fragments: results of products, and left operands that are computed

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mirage_cli.checks import divergence, random_inputs, reference, threshold_inputs
 from mirage_cli.checks import kernel_check as checks
 from mirage_cli.checks.kernel_check import FloatCheck, Runner, check
-from mirage_cli.checks.reference import Nodes, Reference, Unknown
+from mirage_cli.checks.reference import FEW, Nodes, Reference, Unknown, nearly_equal
 from mirage_cli.errors import MirageError, Refused
 from mirage_cli.lax.dtypes import F16, F32, I64, DType
 from mirage_cli.lax.extents import symbol
@@ -148,6 +148,16 @@ def test_casts_that_round_count_where_rounding_is_the_result() -> None:
     assert not judged(residue, zero, zeros).passed
     passed = nodes_of("h = Cast <to = 10> (u) f = Cast <to = 1> (h) y = Tanh (f)")
     assert judged(passed, one_map("tanh")).passed
+
+
+def test_casts_may_decide_a_few_elements() -> None:
+    """Which of two scores is the larger, where they are nearly equal; not one in a hundred."""
+    exact = np.linspace(-1, 1, 2000)
+    for changed, same in ((2, True), (20, False)):
+        other = exact.copy()
+        other[:changed] = 50.0
+        assert nearly_equal(exact, other, 1e-3, FEW) is same
+        assert not nearly_equal(exact, other, 1e-3)
 
 
 def test_what_overflows_in_a_cast_and_is_hidden_may_be_finite() -> None:

@@ -32,7 +32,7 @@ from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.ranking import engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.schedules.warpgroup import rows_axis, single_axes
+from mirage_cli.search.schedules.warpgroup import WarpgroupModel, rows_axis, single_axes
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.kernels import single
 from tests.codegen.programs import Build, program
@@ -49,6 +49,12 @@ def _norm_linear(g: Graph, t: DType) -> Sequence[int]:
 
 def _linear_turned(g: Graph, t: DType) -> Sequence[int]:
     return [compose.linear(g, g.input("x", (200, 136), t), g.input("w", (264, 136), t, True), transposed=True)]
+
+
+def _heads(g: Graph, t: DType) -> Sequence[int]:
+    """A product whose columns are heads, with a bias; results are stored head by head."""
+    x = g.contract(g.input("x", (200, 136), t), g.input("w", (136, 3, 64), t, True), (0, 1), (1, 2, 3), (0, 2, 3))
+    return [g.transpose(g.map("add", x, g.input("bias", (3, 64), t, True)), (1, 0, 2))]
 
 
 def _gain_gated(g: Graph, t: DType) -> Sequence[int]:
@@ -92,6 +98,7 @@ def _turned(g: Graph, t: DType) -> Sequence[int]:
 CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] = {
     "norm": (_norm_linear, (128, 128, 64, 12, 3), {"cluster": 2, "band": 2}),
     "turned": (_linear_turned, (256, 128, 64, 12, 3), {"cluster": 1}),
+    "heads": (_heads, (128, 64, 64, 12, 3), {"cluster": 2}),
     "gated": (_gain_gated, (128, 64, 64, 12, 3), {"cluster": 1}),
     "attention": (_attention, (128, 64, 128, 12, 2), {"turns": 1}),
     "narrow": (_grouped, (64, 64, 64, 8, 3), {"resident": 2}),
@@ -349,10 +356,25 @@ def _ranked(build: Build, target: str = "sm_90a") -> list[Plan]:
     return found
 
 
-@pytest.mark.parametrize("build", [_norm_linear, _gain_gated, _attention, _grouped, _key_norm])
+@pytest.mark.parametrize("build", [_norm_linear, _heads, _gain_gated, _attention, _grouped, _key_norm])
 def test_schedules_for_many_rows(build: Build) -> None:
     assert _ranked(build)
     assert not _ranked(build, "sm_80")
+
+
+def test_matrix_instructions_find_the_registers_that_threads_begin_with() -> None:
+    """Two blocks of three warpgroups have 80 each; one of 128 columns holds 64 results, and the compiler needs 90."""
+    p = program(_linear_turned, F16)
+    columns: dict[int, set[int]] = {1: set(), 2: set()}
+    for g in SEARCHER.blocks(p)[0]:
+        try:
+            model = WarpgroupModel(p, g, TARGET, {})
+        except Refused:
+            continue
+        for s in model.schedules():
+            if s.warps == 12:
+                columns[s.number("resident")].update(n for a, n in s.tiles if a not in (model.rows, g.loop))
+    assert columns[2] == {64} and {64, 128, 256} <= columns[1]
 
 
 def test_no_schedules_for_few_rows() -> None:
