@@ -35,6 +35,7 @@ class Cpu:
     library_small: float  #: rows and columns with which products of activations reach half of that share
     library_integers: float  #: times as fast as others products of integers of 8 bits are
     library_bandwidth: float  #: share of the bandwidth that onnxruntime reaches
+    library_overlap: float  #: share of the shorter of memory and work that its products do at the time of the other
     library_packed: float  #: vector operations in which its products unpack a number, when they have several rows
     library_step: float  #: the same when they have one
     library_bytes: float  #: the same where they multiply bytes, which activations are rounded to

@@ -188,7 +188,8 @@ class _Original:
         slower = 1 + c.library_deep * max(0.0, math.log2(max(depth, 1) / DEEP))
         read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
         faster = c.library_integers if integers else 1.0
-        return seconds * slower / (c.library_rate * faster) + read
+        multiplied = seconds * slower / (c.library_rate * faster)
+        return multiplied + read - c.library_overlap * min(multiplied, read)
 
     def elementwise(self, operations: float, moved: float) -> float:
         """Seconds of elementwise nodes that are joined (case 3)."""
