@@ -34,6 +34,7 @@ UNPACKED = """w = Gather (q, f) s = Gather (c, f) b = Reshape (w, lines) d = Res
 NUMBERS = {"two": [2], "flat": [-1], "matrices": [-1, 2, 48, 64]}
 FORMS = {
     "floats": ("e = Gather (q, f) ", {"q": noise(5, 48, 64)}),
+    "nd": ("n = Unsqueeze (f, flat) e = GatherND (q, n) ", {"q": noise(5, 48, 64)}),
     "int4": (
         UNPACKED,
         {

@@ -60,6 +60,7 @@ def fold_constants(model: ir.Model, notes: list[str], shown: Callable[[], bool],
 
 
 def _fold_once(model: ir.Model, notes: list[str], kept: Collection[str]) -> None:
+    left_out = [v for n in ir.traversal.RecursiveGraphIterator(model.graph) for v in n.outputs if not v.name]
     try:
         optimizer.fold_constants(
             model,
@@ -70,6 +71,8 @@ def _fold_once(model: ir.Model, notes: list[str], kept: Collection[str]) -> None
         )
     except Exception as error:  # raises what operators do; nodes are replaced one at a time: the model is whole
         notes.append(f"constants are folded in part only: {error}")
+    for v in left_out:
+        v.name = ""  # results that nodes leave out are given names, which others count
 
 
 def _may_fold(node: ir.Node, kept: Collection[str]) -> bool | None:

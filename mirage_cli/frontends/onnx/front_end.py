@@ -57,6 +57,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
     notes += [f"{s} is taken to be {n} or more: the model fails below that" for s, n in sorted(reading.least.items())]
     notes += [f"{s} is taken to be {n} or less: the model fails above that" for s, n in sorted(reading.most.items())]
     graph, new = one_spelling(reading.graph)
+    graph.bounds = [new[v] for v in reading.graph.bounds]
     return Imported(
         path=path,
         format="onnx",

@@ -120,6 +120,7 @@ def test_the_parts_are_the_operator(form: str) -> None:
     chosen = [v for v, s in enumerate(imported.graph.steps) if isinstance(s, g.Choose)]
     assert len(chosen) >= 2
     assert len({imported.graph.inputs[v][1] for v in chosen}) == 1  # one index
+    assert {imported.values[n] for n in ("n", "m")} <= {*imported.graph.bounds}
 
 
 @pytest.mark.parametrize("form", STAY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from mirage_cli.errors import Refused
 from mirage_cli.frontends.onnx.ops.positions import Walk, along, walk, walks
 from mirage_cli.frontends.onnx.ops.registry import Call, reads
-from mirage_cli.frontends.onnx.ops.views import MAX_RUNS, joined
+from mirage_cli.frontends.onnx.ops.views import MAX_RUNS, chosen, joined
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.graph import Dims, Graph
 
@@ -25,12 +25,14 @@ def _known_walks(given: list[Walk | None]) -> list[Walk]:
 
 @reads("GatherND")
 def _gather_nd(call: Call) -> int:
-    """`Slice`, `Transpose` and `Expand` for indices that walk along dimensions; others are refused."""
+    """`Slice`, `Transpose`, `Expand` for indices that walk along dimensions, like `Gather` those of a TopK; others refused"""
     if call.integer("batch_dims", 0):
         raise Refused("indices for each entry of a batch")
     x, out = call.arg(0), call.dims(1)[:-1]
     if call.graph.fill_value(x) is not None:
         return _same(call.graph, x, (*out, *call.dims(0)[_count(call) :]))
+    if _count(call) == 1 and walks(call, 1) == [None]:
+        return chosen(call, x, 0, call.graph.reshape(call.arg(1), out))
     return _view(call.graph, x, _known_walks(walks(call, 1)), out)
 
 

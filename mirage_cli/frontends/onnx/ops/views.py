@@ -317,12 +317,13 @@ def gathered(call: Call, x: int, axis: int) -> int:
         return picked(call, x, axis, call.ints(1), known.shape)
     moving = walk(call, 1)
     if moving is None:
-        return chosen(call, x, axis)
+        return chosen(call, x, axis, call.arg(1))
     return _walked(call.graph, x, axis, moving, call.dims(1))
 
 
-def chosen(call: Call, x: int, axis: int) -> int:
-    """Rows of a weight by indices that are computed, where these are known to be rows that it has. Raises Refused."""
+def chosen(call: Call, x: int, axis: int, index: int) -> int:
+    """Rows of a weight by indices that are computed (input 1 in some dimensions), where these are known to be of rows that it
+    has. Raises Refused."""
     graph, rows = call.graph, call.graph.dims(x)[axis]
     step = graph.steps[x]
     if axis or not isinstance(rows, int) or call.dtype(1) != I64 or (below := _below(call.tensor(1))) is None:
@@ -330,10 +331,10 @@ def chosen(call: Call, x: int, axis: int) -> int:
     if below > rows:
         raise Refused(f"its indices, below {below}, are not known to be rows of {rows}")
     if (value := graph.fill_value(x)) is not None:
-        return graph.fill(value, graph.dtype(x), (*call.dims(1), *graph.dims(x)[1:]))
+        return graph.fill(value, graph.dtype(x), (*graph.dims(index), *graph.dims(x)[1:]))
     if not (isinstance(step, Input) and step.constant):
         raise Refused("rows of what is no weight are chosen when the model runs")
-    return graph.choose(x, call.arg(1))
+    return graph.choose(x, index)
 
 
 _REARRANGING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Expand")

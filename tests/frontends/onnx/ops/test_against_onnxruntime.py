@@ -68,10 +68,14 @@ def test_contributed_operators(name: str, call: str) -> None:
     assert [n.op_type for n in imported.model.graph if n.op_type != "Add"] == [APART.get(name, name)]
 
 
-def test_outputs_of_a_skip_normalization() -> None:
+@pytest.mark.parametrize("folded", ["", "two = Constant <value_floats = [2.0]> () half = Reciprocal (two)"])
+def test_outputs_of_a_skip_normalization(folded: str) -> None:
     text = f"""{HEAD} g (float[2,3,8] x, float[2,3,8] z) => (float[2,3,8] y, float[2,3,8] s) {{
-        y, , , s = com.microsoft.SkipLayerNormalization (x, z, gain, bias)
+        {folded} w = {"Mul (z, half)" if folded else "Identity (z)"}
+        n, , , s = com.microsoft.SkipLayerNormalization (x, w, gain, bias) y = Neg (n)
     }}"""
+    imported = agrees(parsed(text, **VECTORS), x=noise(2, 3, 8), z=noise(2, 3, 8)[::-1].copy())
+    assert [len(n.outputs) for n in imported.model.graph if n.op_type == "LayerNormalization"] == [1]
     agrees(parsed(text, **VECTORS), x=noise(2, 3, 8), z=noise(2, 3, 8)[::-1].copy())
 
 
