@@ -1,11 +1,11 @@
-"""A step's attention behind a cache whose lengths lie in memory (GroupQueryAttention), timed cold on a GPU.
+"""Attention behind a cache whose lengths lie in memory (GroupQueryAttention), of steps and of prompts, timed cold on a GPU.
 
     python -m samples.cached_suite build FOLDER [--schedules 4]   # needs nvcc
     python -m samples.cached_suite time FOLDER                    # needs torch and a GPU
 
-Kernels are those that the model finds best for some batch and length, and some beside them; each is timed at all of these, in
-caches with twice the room. torch's fused attentions get the caches cut to their length. A line has the
-microseconds, the share of the bandwidth at which keys and values are read, and the error beside float64.
+Kernels are those that the model finds best for some case, and some beside them; each is timed at all cases of its kind, in
+caches with twice the room. torch's fused attentions get the caches cut to their length. A line has the microseconds, the share
+of the bandwidth at which keys and values are read (of prompts TFLOP/s of what the mask shows), and the error beside float64.
 """
 
 from __future__ import annotations
@@ -48,16 +48,28 @@ from samples.int4_suite import BANDWIDTH
 
 SHAPES = {"1b": (32, 8, 64), "8b": (32, 8, 128)}  #: heads, those of keys, numbers of one
 BATCHES, LENGTHS = (1, 4, 16), (1024, 8192, 32768)
+PROMPTS = ((1, 512), (1, 768), (1, 1024), (1, 2048), (1, 4096), (4, 512), (4, 1024), (4, 4096))
+BOTH = ((1, 1024), (1, 8192), (4, 1024), (16, 8192))  #: batches and lengths of steps by the kernels for prompts
+STEP, PROMPT = "step", "prompt"
+NEAR = 2.5  #: times the best prediction of a case beyond which a kernel is not timed
 MOST_BYTES = 9 << 30  #: of the caches of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Steps of so many sequences that all have this length."""
+    """So many sequences that all have this length, the last rows of which are new."""
 
     shape: str
     batch: int
     length: int
+    rows: int = 1
+    kind: str = STEP  #: of the model: of steps, or of any number of rows
+
+    @property
+    def flops(self) -> float:
+        """Operations of products, of what the mask shows."""
+        heads, _, size = SHAPES[self.shape]
+        return 4.0 * self.batch * heads * size * self.rows * (self.length - (self.rows - 1) / 2)
 
     @property
     def bytes(self) -> float:
@@ -72,15 +84,22 @@ class Case:
 
     def sizes(self, p: Program) -> dict[str, int]:
         """The values of a program's symbols."""
-        return ranges.resolved(p.symbols, {"batch": self.batch, "past": self.room - 1})
+        return ranges.resolved(p.symbols, {"batch": self.batch, "past": self.room - self.rows, "new": self.rows})
+
+    def full(self, p: Program) -> dict[str, int]:
+        """The same where the caches have no more room: predictions take them to be full."""
+        return ranges.resolved(p.symbols, {"batch": self.batch, "past": self.length - self.rows, "new": self.rows})
 
 
 CASES = [Case(*own) for own in itertools.product(SHAPES, BATCHES, LENGTHS)]
+CASES += [Case(shape, batch, length, length, PROMPT) for shape in SHAPES for batch, length in PROMPTS]
+CASES += [Case(shape, batch, length, 1, PROMPT) for shape in SHAPES for batch, length in BOTH]
 
 
-def model(shape: str) -> onnx.ModelProto:
-    """A step of the operator in a buffer that past and present share."""
+def model(shape: str, kind: str) -> onnx.ModelProto:
+    """The operator in a buffer that past and present share."""
     heads, shared, size = SHAPES[shape]
+    new = 1 if kind == STEP else "new"
 
     def info(name: str, kind: int, *dims: int | str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, kind, dims)
@@ -88,59 +107,66 @@ def model(shape: str) -> onnx.ModelProto:
     half, whole = TensorProto.FLOAT16, TensorProto.INT32
     caches = [info(n, half, "batch", shared, "past", size) for n in ("past_k", "past_v")]
     tables = [info(n, half, 1 << 17, size // 2) for n in ("cos", "sin")]
-    inputs = [info("qkv", half, "batch", 1, (heads + 2 * shared) * size), *caches]
+    inputs = [info("qkv", half, "batch", new, (heads + 2 * shared) * size), *caches]
     inputs += [info("lengths", whole, "batch"), info("whole", whole), *tables]
-    outputs = [info("y", half, "batch", 1, heads * size)]
+    outputs = [info("y", half, "batch", new, heads * size)]
     outputs += [info(n, half, "batch", shared, "total", size) for n in ("k", "v")]
     given = ["qkv", "", "", "past_k", "past_v", "lengths", "whole", "cos", "sin"]
     told: dict[str, Any] = {"num_heads": heads, "kv_num_heads": shared, "do_rotary": 1}
     node = helper.make_node("GroupQueryAttention", given, ["y", "k", "v"], domain="com.microsoft", **told)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(helper.make_graph([node], "step", inputs, outputs), opset_imports=opsets, ir_version=10)
+    return helper.make_model(helper.make_graph([node], kind, inputs, outputs), opset_imports=opsets, ir_version=10)
 
 
-def program(shape: str) -> Program:
+def program(shape: str, kind: str) -> Program:
     """Attention behind the new rows as a program."""
-    imported = from_proto(model(shape), Options(), shape)
+    imported = from_proto(model(shape, kind), Options(), shape)
     (fragment,) = partition(imported.graph, tensor_names(imported)).fragments
     return fragment.program
 
 
 # --- build ------------------------------------------------------------------------------------------------------------
-def choices(shape: str, p: Program, arch: str, count: int) -> list[tuple[KernelGraph, tuple[Schedule, ...]]]:
-    """The best kernels for each case of a shape, and some beside them."""
+def choices(cases: list[Case], p: Program, arch: str, count: int) -> list[tuple[KernelGraph, tuple[Schedule, ...]]]:
+    """The best kernels for each case, and some beside them."""
     target = load_target(arch)
     kept: dict[Any, None] = {}
     searcher = Searcher(SearchOptions(schedules=24))
-    for case in CASES:
-        if case.shape == shape:
-            found = searcher.at(case.sizes(p)).search(p, target).candidates
-            kinds: dict[Any, Any] = {}
-            for c in found:
-                s = c.schedules[0]
-                kinds.setdefault((s.engine, s.tiles, s.warps, s.loop), (c.graph, c.schedules))
-            kept |= dict.fromkeys(list(kinds.values())[:count])
+    for case in cases:
+        kinds: dict[Any, Any] = {}
+        for c in searcher.at(case.full(p)).search(p, target).candidates:
+            s = c.schedules[0]
+            kinds.setdefault((s.engine, s.tiles, s.warps, s.loop, s.numbers), (c.graph, c.schedules))
+        kept |= dict.fromkeys(list(kinds.values())[:count])
     return list(kept)
 
 
-def build(shape: str, folder: Path, arch: str, nvcc: str, count: int) -> Iterator[list[str]]:
+def build(shape: str, kind: str, folder: Path, arch: str, nvcc: str, count: int) -> Iterator[list[str]]:
     """Write sources and a file that says what they are; the commands that compile them."""
-    p, kept = program(shape), list[dict[str, Any]]()
-    target = load_target(arch)
-    for graph, schedules in choices(shape, p, arch, count):
+    p, kept = program(shape, kind), list[dict[str, Any]]()
+    target, cases = load_target(arch), [c for c in CASES if (c.shape, c.kind) == (shape, kind)]
+    for graph, schedules in choices(cases, p, arch, count):
         name = f"m{len(kept)}"
-        path = folder / f"{shape}_{name}.cu"
+        path = folder / f"{shape}_{kind}_{name}.cu"
         try:
             path.write_text(source(name, p, graph, schedules, target, name).text, encoding="utf-8")
         except Refused as e:
             print(f"{shape} {[s.to_json() for s in schedules]}: {e}", flush=True)
             continue
-        times = {f"{c.batch} {c.length}": round(total_us(graph, schedules, target, c.sizes(p)), 2) for c in CASES}
+        times = {
+            f"{c.batch} {c.rows} {c.length}": round(total_us(graph, schedules, target, c.full(p)), 2) for c in cases
+        }
         kept.append({"name": name, "schedules": [s.to_json() for s in schedules], "predicted": times})
-        flags = ["-std=c++17", "-O3", f"-arch={arch}", "-Xcompiler", "-fPIC", f"-I{render.include_dir()}"]
+        flags = [
+            "-std=c++17",
+            "-O3",
+            f"-gencode=arch={arch.replace('sm', 'compute')},code={arch}",
+            "-Xcompiler",
+            "-fPIC",
+            f"-I{render.include_dir()}",
+        ]
         yield [nvcc, *flags, "-shared", "-Xlinker", "-s", str(path), "-o", str(path.with_suffix(".so"))]
     told = {"sources": [s.name for s in p.sources], "symbols": p.symbols, "kernels": kept}
-    (folder / f"{shape}.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / f"{shape}_{kind}.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -156,29 +182,33 @@ class Timed:
         half = {"dtype": torch.float16, "device": "cuda"}
         cache = (self.sets, case.batch, shared, case.room, size)
         whole = torch.full((self.sets, case.batch), case.length - 1, dtype=torch.int64, device="cuda")
-        kinds = {"before": whole, "last": whole}
-        kinds["turned"] = torch.randn((self.sets, case.batch, 1, heads * size), **half)
-        self.q, self.before = kinds["turned"], whole
+        self.q = torch.randn((self.sets, case.batch, case.rows, heads * size), **half)
+        self.before, self.last = whole - (case.rows - 1), whole
         self.k, self.v = torch.randn(cache, **half), torch.randn(cache, **half)
         self.k[:, :, :, case.length :], self.v[:, :, :, case.length :] = float("nan"), float("nan")
-        self.out = torch.zeros((self.sets, case.batch, 1, heads * size), **half)
+        self.out = torch.zeros_like(self.q)
 
     def tensor(self, name: str) -> Any:
         """The tensors of a source."""
         end = name.rsplit("/", maxsplit=1)[-1]
-        return {"turned": self.q, "before": self.before, "last": self.before, "k": self.k, "v": self.v}[end]
+        return {"turned": self.q, "before": self.before, "last": self.last, "k": self.k, "v": self.v}[end]
 
     def apart(self, n: int) -> tuple[Any, Any, Any]:
         """Queries, keys and values of a set as torch takes them."""
         heads, _, size = SHAPES[self.case.shape]
-        q = self.q[n].view(self.case.batch, 1, heads, size).transpose(1, 2)
+        q = self.q[n].view(self.case.batch, self.case.rows, heads, size).transpose(1, 2)
         return q, self.k[n, :, :, : self.case.length], self.v[n, :, :, : self.case.length]
 
     def wanted(self) -> Any:
         """The first sequence of the first set in float64."""
         q, k, v = (x[:1].double() for x in self.apart(0))
-        y = self.torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        y = self.torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=True)
         return y.transpose(1, 2).reshape(1, -1)
+
+    @property
+    def causal(self) -> bool:
+        """True if rows see different keys; they all are new then."""
+        return self.case.rows > 1
 
     def call(self, library: ctypes.CDLL, name: str, sources: list[str], extents: list[int]) -> Any:
         """A kernel as a call for a set."""
@@ -205,7 +235,9 @@ class Timed:
 
         def run(n: int, _: int) -> Any:
             with sdpa_kernel(own):
-                return self.torch.nn.functional.scaled_dot_product_attention(*self.apart(n), enable_gqa=True)
+                return self.torch.nn.functional.scaled_dot_product_attention(
+                    *self.apart(n), is_causal=self.causal, enable_gqa=True
+                )
 
         return run
 
@@ -215,10 +247,13 @@ def time(path: Path, case: Case, timer: GpuTimer, seconds: float) -> None:
     told = json.loads(path.read_text(encoding="utf-8"))
     timed = Timed(case, timer)
     wanted, calls, notes = timed.wanted(), dict[str, Any](), dict[str, str]()
-    sizes = ranges.resolved(told["symbols"], {"batch": case.batch, "past": case.room - 1})
-    for kernel in told["kernels"]:
+    numbers = {"batch": case.batch, "past": case.room - case.rows, "new": case.rows}
+    sizes = ranges.resolved(told["symbols"], numbers)
+    key = f"{case.batch} {case.rows} {case.length}"
+    near = NEAR * min(kernel["predicted"][key] for kernel in told["kernels"])
+    for kernel in (x for x in told["kernels"] if x["predicted"][key] <= near):
         name = kernel["name"]
-        library = ctypes.CDLL(str(path.parent / f"{case.shape}_{name}.so"))
+        library = ctypes.CDLL(str(path.parent / f"{case.shape}_{case.kind}_{name}.so"))
         run = timed.call(library, name, told["sources"], [sizes[s] for s in told["symbols"]])
         timed.out.fill_(float("nan"))
         try:
@@ -231,9 +266,7 @@ def time(path: Path, case: Case, timer: GpuTimer, seconds: float) -> None:
         )
         if error < 3e-3 and not bool(timed.out.isnan().any()):
             calls[name] = run
-            notes[name] = (
-                f"{kernel['predicted'][f'{case.batch} {case.length}']} predicted, {error:.1e} {kernel['schedules']}"
-            )
+            notes[name] = f"{kernel['predicted'][key]} predicted, {error:.1e} {kernel['schedules']}"
         else:
             print(f"{case} {name} {kernel['schedules']}: WRONG, error {error:.1e}", flush=True)
     for kind in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
@@ -246,11 +279,9 @@ def time(path: Path, case: Case, timer: GpuTimer, seconds: float) -> None:
     effort = Effort(seconds=seconds * len(calls), warm_seconds=0.005, sample_seconds=1e-3, least=7, most=30)
     times = {name: d.median for name, d in timer.times(calls, timed.sets, effort).items()}
     for name, us in sorted(times.items(), key=lambda found: found[1]):
-        share = case.bytes / us * 1e6 / BANDWIDTH
-        print(
-            f"{case.shape} {case.batch:2} {case.length:5} {us:7.2f} us {share:6.1%} {name} {notes.get(name, '')}",
-            flush=True,
-        )
+        reached = f"{case.flops / us / 1e6:4.0f}T" if timed.causal else f"{case.bytes / us * 1e6 / BANDWIDTH:6.1%}"
+        named = f"{case.shape} {case.kind} {case.batch:2} {case.rows:4} {case.length:5}"
+        print(f"{named} {us:7.2f} us {reached} {name} {notes.get(name, '')}", flush=True)
 
 
 def main() -> None:
@@ -259,6 +290,7 @@ def main() -> None:
     parser.add_argument("what", choices=("build", "time"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shapes", nargs="*", default=[*SHAPES])
+    parser.add_argument("--kinds", nargs="*", default=[STEP, PROMPT])
     parser.add_argument("--schedules", type=int, default=1, help="kernels of each batch and length")
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--nvcc", default="nvcc")
@@ -270,12 +302,12 @@ def main() -> None:
         timer = GpuTimer()
         print(timer.state(), flush=True)
         for case in CASES:
-            if case.shape in asked.shapes and case.bytes < MOST_BYTES:
-                time(asked.folder / f"{case.shape}.json", case, timer, asked.seconds)
+            if case.shape in asked.shapes and case.kind in asked.kinds and case.bytes < MOST_BYTES:
+                time(asked.folder / f"{case.shape}_{case.kind}.json", case, timer, asked.seconds)
         return
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for shape in asked.shapes:
-            commands = list(build(shape, asked.folder, asked.arch, asked.nvcc, asked.schedules))
+        for shape, kind in itertools.product(asked.shapes, asked.kinds):
+            commands = list(build(shape, kind, asked.folder, asked.arch, asked.nvcc, asked.schedules))
             list(pool.map(lambda command: subprocess.run(command, check=True), commands))
 
 

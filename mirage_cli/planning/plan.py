@@ -286,7 +286,7 @@ def _ranged(
     at = ranges.points(program.symbols, given)
     plans: dict[int, TargetPlan] = {0: own}
     while True:
-        leaves = ranges.leaves(program, times, target, at)
+        leaves = ranges.leaves(program, times, target, at, given)
         new = [leaf.candidate for leaf in leaves if leaf.candidate not in plans]
         if not new:
             break

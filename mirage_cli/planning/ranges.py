@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.options.dims import Range
 from mirage_cli.report.stored_plan import StoredPlan
-from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided
+from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided, rows_behind_caches
 from mirage_cli.search.schedules.cost import TYPICAL, floor_us
 from mirage_cli.search.schedules.ranking import Models, rescheduled, total_us
 from mirage_cli.search.schedules.target import Target
@@ -27,6 +28,7 @@ LEAST_US = {True: 0.5, False: 10.0}  #: that a further one has to save
 MOST_POINTS = 160  #: sizes at which candidates are compared
 FURTHER, FAR = 4, 1.5  #: further sizes that are searched, and times the least time from which on they are worth it
 NEAR = 4  #: times a size below which another one is near
+OFTEN = 8  #: of so many sizes one counts as often as all of them besides
 RESCHEDULED = 16  #: sizes for which the schedules of a muGraph are chosen again
 TRIED = 12  #: candidates of the search at one size that are rendered until one can be
 
@@ -178,9 +180,22 @@ def _near(one: Sizes, two: Sizes) -> bool:
     return all(n < NEAR * two[s] and two[s] < NEAR * n for s, n in one.items())
 
 
-def leaves(program: Program, times: Sequence[Sequence[float]], target: Target, at: Sequence[Sizes]) -> list[Leaf]:
-    """Which candidate is taken for which sizes, by the time of each at `points`; the typical ones come last."""
-    return divided(program, at, np.array(times), MOST[target.threaded], 0, LEAST_US[target.threaded])
+def leaves(
+    program: Program,
+    times: Sequence[Sequence[float]],
+    target: Target,
+    at: Sequence[Sizes],
+    given: Mapping[str, Range] = MappingProxyType({}),
+) -> list[Leaf]:
+    """Which candidate is taken for which sizes, by the time of each at `points`; the typical ones come last. Behind caches, on
+    GPUs, single rows are told apart, and typical sizes and those of a typical step count more than all others near them."""
+    apart, counted = rows_behind_caches(program) if target.threaded else [], [*range(len(at))]
+    if apart:
+        own = (at[0], step(program.symbols, given))
+        counted += [k for k, sizes in enumerate(at) if sizes in own] * (len(at) // OFTEN)
+    found = np.array(times)[:, counted]
+    sizes = [at[k] for k in counted]
+    return divided(program, sizes, found, MOST[target.threaded], 0, LEAST_US[target.threaded], apart)
 
 
 def times(

@@ -28,16 +28,17 @@ from mirage_cli.lax.domains.limits import (
     join,
     meet,
 )
-from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.ir.program import Node, Program
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, EXTREMES, BlockGraph, BlockOp, ThreadNode
 
 
-def _of_thread(nodes: Sequence[ThreadNode], operands: Sequence[Known]) -> Known:
+def _of_thread(nodes: Sequence[ThreadNode], operands: Sequence[Known]) -> list[Known]:
+    """What is known of the operands and then of each node."""
     values = list(operands)
     for n in nodes:
         given = [values[i] for i in n.inputs]
         values.append(constant(n.value) if n.op == "const" else applied(n.op, given))
-    return values[-1]
+    return values
 
 
 @dataclass(slots=True)
@@ -51,29 +52,53 @@ class _Walk:
         """The value of an operator."""
         operands = [self.values[i] for i in o.inputs]
         match o.op:
-            case "iota":
-                value = at_position(o.axis or "")
-            case "load" if (kind := self.kind(o.source_value or "")) != "float":
-                value = given(o.source_value or "", kind == "bool")
-            case "extent":
-                extent = self.program.extent(o.axis or "")
-                value = constant(Fraction(extent)) if isinstance(extent, int) else UNKNOWN
+            case "load":
+                value = _read(self.program, o.source_value or "")
             case "thread" if o.thread is not None:
-                value = _of_thread(o.thread.nodes, operands)
-            case "contract":
-                value = Known(zero=join(operands[0].zero, operands[1].zero))
-            case "sum":
-                value = Known(zero=operands[0].zero)
+                value = _of_thread(o.thread.nodes, operands)[-1]
             case "top":
                 value = Known(lowest=operands[0].lowest)
             case _:
-                value = UNKNOWN
+                value = _structural(self.program, o, operands)
         self.values[o.name] = value
 
-    def kind(self, name: str) -> str:
-        """Whether an input holds floats, whole numbers or truth values."""
-        source = self.program.input(name).source
-        return self.program.sources[source].dtype.kind
+
+def _read(program: Program, name: str) -> Known:
+    """What is known of an input: of whole numbers and truth values that they are inputs."""
+    kind = program.sources[program.input(name).source].dtype.kind
+    return UNKNOWN if kind == "float" else given(name, kind == "bool")
+
+
+def _structural(program: Program, o: BlockOp | Node, operands: Sequence[Known]) -> Known:
+    """What is known of a value that is not elementwise."""
+    match o.op:
+        case "iota":
+            return at_position(o.axis or "")
+        case "extent":
+            extent = program.extent(o.axis or "")
+            return constant(Fraction(extent)) if isinstance(extent, int) else UNKNOWN
+        case "contract":
+            return Known(zero=join(operands[0].zero, operands[1].zero))
+        case "sum":
+            return Known(zero=operands[0].zero)
+    return UNKNOWN
+
+
+def masked_sums(program: Program) -> Mapping[str, Forms]:
+    """For axes that products of a program sum over the forms of positions, each once along that axis, that make terms 0."""
+    values, found = {i.name: _read(program, i.name) for i in program.inputs}, dict[str, Forms]()
+    for n in program.nodes:
+        operands = [values[i] for i in n.inputs]
+        if n.op == "const":
+            values[n.name] = constant(n.value)
+        elif n.op in ("iota", "extent", "contract", "sum"):
+            values[n.name] = _structural(program, n, operands)
+        else:
+            values[n.name] = applied("exp", operands[:1]) if n.op == "stable_exp" else applied(n.op, operands)
+        for axis in n.over if n.op == "contract" else ():
+            forms = frozenset(f for f in values[n.name].zero if abs(f.of(axis)) == 1)
+            found |= {axis: found.get(axis, NOWHERE) | forms} if forms else {}
+    return found
 
 
 def known_values(program: Program, graph: BlockGraph) -> Mapping[str, Known]:
@@ -110,17 +135,28 @@ def held_limits(program: Program, graph: BlockGraph, tiles: Mapping[str, int]) -
     return tuple(f for f in known if all(program.axes_of(v) <= single for v, _ in f.given))
 
 
-def shown_loads(program: Program, graph: BlockGraph) -> frozenset[str]:
-    """Values that are the rows of a load which a comparison of positions with integers shows, and zeros: copies leave the
-    others out, where iterations are hidden too."""
-    facts, ops = known_values(program, graph), {o.name: o for o in graph.ops}
-    found = set()
-    for o in graph.ops:
-        if o.op == "thread" and o.thread is not None and [n.op for n in o.thread.nodes] == ["const", "where"]:
-            condition, load = (ops.get(i) for i in (*o.inputs, "", "")[:2])
-            given = condition is not None and any(f.given for f in facts[condition.name].truth)
-            found |= {o.name} if given and load is not None and load.op == "load" else set()
-    return frozenset(found) if given_limits(program, graph) else frozenset()
+def shown_loads(program: Program, graph: BlockGraph) -> Mapping[str, str]:
+    """Values that are the rows of a load which a comparison of positions with integers shows, and zeros, where iterations are
+    hidden too, each with that load: copies leave the other rows out, or these are made 0 in the tile."""
+    loads = {o.name for o in graph.ops if o.op == "load"}
+    chosen = [(o, load) for o in graph.ops if (load := _or_zero(o)) in loads]
+    if not chosen or not given_limits(program, graph):
+        return {}
+    facts, found = known_values(program, graph), dict[str, str]()
+    for o, load in chosen:
+        assert o.thread is not None
+        condition = _of_thread(o.thread.nodes, [facts[i] for i in o.inputs])[o.thread.nodes[-1].inputs[0]]
+        found |= {o.name: load} if any(f.given for f in condition.truth) else {}
+    return found
+
+
+def _or_zero(o: BlockOp) -> str:
+    """The operand that an elementwise operator chooses, or 0, by a condition; nothing for others."""
+    if o.thread is None or not o.thread.nodes or o.thread.nodes[-1].op != "where":
+        return ""
+    (_, value, otherwise), nodes = o.thread.nodes[-1].inputs, (*[None] * o.thread.arity, *o.thread.nodes)
+    zero = nodes[otherwise]
+    return o.inputs[value] if value < o.thread.arity and zero is not None and zero.value == 0 else ""
 
 
 def _forms(program: Program, graph: BlockGraph) -> list[Form]:

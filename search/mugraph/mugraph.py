@@ -453,3 +453,14 @@ class KernelGraph:
             lines.append(f"kernel {n}: tensors {list(k.inputs)} -> {list(k.outputs)}")
             lines += ["  " + line for line in k.block.text(k.program).splitlines()]
         return "\n".join(lines)
+
+
+def feeds(graph: BlockGraph) -> dict[str, bool]:
+    """For every product, whether it multiplies something computed of another one."""
+    ops = {o.name: o for o in graph.ops}
+
+    def multiplied(name: str) -> bool:
+        o = ops[name]
+        return o.op == "contract" or (o.phase == BODY and any(multiplied(i) for i in o.inputs))
+
+    return {o.name: any(multiplied(i) for i in o.inputs) for o in graph.ops if o.op == "contract"}

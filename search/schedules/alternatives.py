@@ -20,6 +20,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.documents import graph_from_json, graph_to_json
+from mirage_cli.search.mugraph.hidden import masked_sums
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.schedule import Schedule, schedule_from_json
 
@@ -112,14 +113,31 @@ def quantities(program: Program) -> list[Symbolic]:
     return [e for e in extents if isinstance(e, Symbolic)]
 
 
+def rows_behind_caches(program: Program) -> list[Symbolic]:
+    """The extents of axes whose positions count on from an integer that is an input, such as how much of a cache is filled:
+    a mask shows what is summed over up to there. Most runs have a single one."""
+    forms = [(axis, f) for axis, hidden in masked_sums(program).items() for f in hidden if f.given and f.of(axis) < 0]
+    found = dict.fromkeys(program.extent(a) for _, f in forms for a, n in f.terms if n > 0)
+    return [e for e in found if isinstance(e, Symbolic)]
+
+
 def divided(
-    program: Program, points: Sequence[Sizes], times: NDArray[np.float64], most: int, typical: int, least: float = 0.0
+    program: Program,
+    points: Sequence[Sizes],
+    times: NDArray[np.float64],
+    most: int,
+    typical: int,
+    least: float = 0.0,
+    apart: Sequence[Symbolic] = (),
 ) -> list[Leaf]:
     """Share the sizes `points` out to at most `most` candidates; `times[c, k]` is what candidate c takes at point k. The
     last leaf is the one with point number `typical`. A candidate with two ranges has two leaves. A cut has to make the sizes
-    that change faster by the factor of `WORTH` and by the time `least`, on average."""
+    that change faster by the factor of `WORTH` and by the time `least`, on average. Where extents are to be 1 `apart`, those
+    sizes have leaves of their own."""
     leaves = [Leaf((), tuple(range(len(points))), _best(times, range(len(points))))]
     values = {q: [ex.value(q, p) for p in points] for q in quantities(program)}
+    for q in apart:
+        leaves = [part for leaf in leaves for part in _parts(leaf, q, values[q], 1, times) if part.points]
     while len(leaves) < most:
         cuts = [c for leaf in leaves for q, v in values.items() for c in _cuts(leaf, q, v, times, least)]
         if not cuts:
@@ -140,16 +158,25 @@ def _cuts(
     """The cuts of a leaf along an extent that pay, with what each gains."""
     cuts = []
     for low, _ in itertools.pairwise(sorted({values[k] for k in leaf.points})):
-        sides = [tuple(k for k in leaf.points if (values[k] <= low) == below) for below in (True, False)]
-        chosen = [_best(times, side) for side in sides]
-        changed = [(k, c) for side, c in zip(sides, chosen, strict=True) for k in side if c != leaf.candidate]
+        below, above = parts = _parts(leaf, extent, values, low, times)
+        changed = [(k, part.candidate) for part in parts for k in part.points if part.candidate != leaf.candidate]
         old = np.array([times[leaf.candidate, k] for k, _ in changed])
         new = np.array([times[c, k] for k, c in changed])
         gain = float((np.log(old) - np.log(new)).sum())
-        if chosen[0] != chosen[1] and gain >= WORTH * len(changed) and (old - new).sum() >= least * len(changed):
-            bounds = [_narrowed(leaf.when, Bound(extent, 0, low)), _narrowed(leaf.when, Bound(extent, low + 1, None))]
-            cuts.append((gain, leaf, [Leaf(b, s, c) for b, s, c in zip(bounds, sides, chosen, strict=True)]))
+        pays = gain >= WORTH * len(changed) and (old - new).sum() >= least * len(changed)
+        if below.candidate != above.candidate and pays:
+            cuts.append((gain, leaf, parts))
     return cuts
+
+
+def _parts(leaf: Leaf, extent: Symbolic, values: Sequence[int], low: int, times: NDArray[np.float64]) -> list[Leaf]:
+    """The two parts of a leaf where an extent is at most `low`, and where it is more."""
+    bounds = (Bound(extent, 0, low), Bound(extent, low + 1, None))
+    sides = [tuple(k for k in leaf.points if (values[k] <= low) == below) for below in (True, False)]
+    return [
+        Leaf(_narrowed(leaf.when, b), side, _best(times, side) if side else leaf.candidate)
+        for b, side in zip(bounds, sides, strict=True)
+    ]
 
 
 def _joined(leaves: Sequence[Leaf]) -> list[Leaf]:

@@ -19,9 +19,9 @@ from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.parts import place_axes
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.hidden import limits, shown_loads
+from mirage_cli.search.mugraph.hidden import given_limits, limits, shown_loads
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
-from mirage_cli.search.mugraph.visible import walked
+from mirage_cli.search.mugraph.visible import expected, walked
 from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.cost import number
 from mirage_cli.search.schedules.fitted import Clusters
@@ -137,7 +137,7 @@ class Roles:
     axes: Mapping[str, frozenset[str]]
     made: frozenset[str]
     packed: Mapping[str, packed.Quantised]  #: operands that are read as they are stored
-    limits: tuple[Form, ...]
+    limits: tuple[Form, ...]  #: those with integers that are inputs too
     shown: frozenset[str]  #: values that are rows of a load, and zeros
 
 
@@ -168,8 +168,17 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
         raise Refused("a maximum over a loaded tile")
     chained = any(i in made for o in products(graph) for i in o.inputs)
     own = _packed(program, graph, axes)
-    shown = shown_loads(program, graph)
-    return Roles(orient(program, graph, size), batch, chained, axes, made, own, limits(program, graph), shown)
+    shown = frozenset(shown_loads(program, graph))
+    return Roles(
+        orient(program, graph, size),
+        batch,
+        chained,
+        axes,
+        made,
+        own,
+        (*limits(program, graph), *given_limits(program, graph)),
+        shown,
+    )
 
 
 def _packed(program: Program, graph: BlockGraph, axes: Mapping[str, frozenset[str]]) -> Mapping[str, packed.Quantised]:
@@ -380,12 +389,16 @@ class Shape:
         loop = self.g.loop or ""
         return iterations(self.s, self.s.tile(loop) or self.p.extent(loop), self.groups)
 
+    def expected(self, extents: Mapping[str, int]) -> tuple[Form, ...]:
+        """The limits of a mask that predictions count with."""
+        return expected(self.p, self.r.limits, self.g.loop or "", dict(self.s.tiles), extents) if self.r.limits else ()
+
     def turns(self, extents: Mapping[str, int]) -> float:
         """Iterations of a group, those of which a mask shows something, where axes have these extents."""
         loop, tiles = self.g.loop or "", dict(self.s.tiles)
         if self.s.parts:
             tiles[loop] = -(-extents[loop] // self.s.parts)
-        steps = walked(self.r.limits, loop, self.s.loop, extents, tiles)[0]
+        steps = walked(self.expected(extents), loop, self.s.loop, extents, tiles)[0]
         return math.ceil(steps / self.groups)
 
     def multiplies(self, exact_price: float, split_price: float) -> float:

@@ -265,7 +265,7 @@ def predictions(
     shared = np.maximum(stage * ring * groups, n["merge"]) + n["kept"]
     blocks = own.each(lambda x: block_count(x.g, x.s, extents))
     turns = own.each(lambda x: x.turns(extents))
-    moved = once * own.each(lambda x: shown(x.r.limits, x.g.loop or "", x.s.loop, extents, dict(x.s.tiles)))
+    moved = once * own.each(lambda x: shown(x.expected(extents), x.g.loop or "", x.s.loop, extents, dict(x.s.tiles)))
     blocks_held = [*zip(shared, 32 * warps, n["registers"], strict=True)]
     room = {key: resident(target, int(key[0]), int(key[1]), key[2]) for key in set(blocks_held)}
     held = np.array([room[key] for key in blocks_held])

@@ -7,6 +7,7 @@ parts), and share an axis of rows of which a block takes at least 64. Its number
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -17,9 +18,9 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Input, Program
-from mirage_cli.search.mugraph.hidden import limits
-from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp
-from mirage_cli.search.mugraph.visible import walked
+from mirage_cli.search.mugraph.hidden import given_limits, limits, shown_loads
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp, feeds
+from mirage_cli.search.mugraph.visible import expected, walked
 from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Clusters, Warpgroup
 from mirage_cli.search.schedules.model import Model
@@ -55,10 +56,10 @@ def suits(target: Target) -> bool:
 
 
 def rows_axis(program: Program, graph: BlockGraph, single: Collection[str]) -> str | None:
-    """The axis whose positions are the rows of all products: on one side of each of them, the other side being loaded,
-    and not what is contiguous in results. `single` are the axes of which a block holds one position."""
+    """The axis whose positions are the rows of all products: on one side of each of them, the other side being loaded (or rows
+    of a load and zeros), and not what is contiguous in results. `single` are the axes of which a block holds one position."""
     axes = graph.axes_of(program)
-    ops = {o.name: o for o in graph.ops}
+    loaded = {o.name for o in graph.ops if o.op == "load"} | shown_loads(program, graph).keys()
     shared: set[str] | None = None
     for o in graph.ops:
         if o.op != "contract":
@@ -66,17 +67,18 @@ def rows_axis(program: Program, graph: BlockGraph, single: Collection[str]) -> s
         sides = set[str]()
         for mine, other in (o.inputs, o.inputs[::-1]):
             free = axes[mine] - set(o.over) - set(single)
-            if len(free) == 1 and ops[other].op == "load":
+            if len(free) == 1 and other in loaded:
                 sides |= free
         shared = sides if shared is None else shared & sides
     contiguous = {_contiguous(program, k) for k, v in enumerate(graph.outputs) if len(axes[v] - set(single)) > 1}
     return min((a for a in shared or () if a in graph.grid and a not in contiguous), default=None)
 
 
-def single_axes(program: Program, graph: BlockGraph, sizes: Mapping[str, int]) -> frozenset[str]:
+def single_axes(program: Program, graph: BlockGraph) -> frozenset[str]:
     """The axes of which a block holds one position: those of batches; of several columns, as heads and their numbers are, all
     but the contiguous ones; and of several axes that are free in the same operand of all products, as the heads of a group and
-    their rows are, all but the longest."""
+    their rows are, all but the longest where symbols are what they are typically: a kernel holds rows of one axis whatever the
+    sizes."""
     axes, batch = graph.axes_of(program), batch_axes(program, graph)
     if (rows := rows_axis(program, graph, batch)) is not None:
         return batch | _outer_columns(program, graph, batch | {rows})
@@ -85,7 +87,7 @@ def single_axes(program: Program, graph: BlockGraph, sizes: Mapping[str, int]) -
         if o.op == "contract":
             free = [axes[i] - frozenset(o.over) - batch for i in o.inputs]
             common = free if common is None else [x & y for x in common for y in free]
-    extents = {a.name: number(a.extent, sizes) for a in program.axes}
+    extents = {a.name: number(a.extent, {}) for a in program.axes}
     for several in common or ():
         single = batch | (several - {max(several, key=lambda a: (extents[a], a), default="")})
         if single <= batch | set(graph.grid) and rows_axis(program, graph, single) is not None:
@@ -144,44 +146,42 @@ def _contiguous(program: Program, output: int) -> str | None:
     return next((s.axis for s in reversed(program.outputs[output].access) if s.extent != 1), None)
 
 
-def feeds(graph: BlockGraph) -> dict[str, bool]:
-    """For every product, whether it multiplies something computed of another one."""
-    ops = {o.name: o for o in graph.ops}
-
-    def multiplied(name: str) -> bool:
-        o = ops[name]
-        return o.op == "contract" or (o.phase == BODY and any(multiplied(i) for i in o.inputs))
-
-    return {o.name: any(multiplied(i) for i in o.inputs) for o in graph.ops if o.op == "contract"}
-
-
 class WarpgroupModel(Model):
     """Products of many rows for warpgroups. Raises Refused where there are no such products, or no warpgroups."""
 
     def __init__(self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int]) -> None:
         if not suits(target):
             raise Refused(f"{target.name} has no products of warpgroups, or no copy engine")
-        self.p, self.g, self.t, self.sizes = program, graph, target, sizes
-        self.batch, self.axes = single_axes(program, graph, sizes), graph.axes_of(program)
+        self.p, self.g, self.t = program, graph, target
+        self.batch, self.axes = single_axes(program, graph), graph.axes_of(program)
         self.contractions = [o for o in graph.ops if o.op == "contract"]
         self.rows = self.checked_rows()
-        self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
         self.ops = {o.name: o for o in graph.ops}
-        self.fed, self.limits = feeds(graph), limits(program, graph)
+        self.fed, self.forms = feeds(graph), (*limits(program, graph), *given_limits(program, graph))
         self.late = any(self.fed.values())
         self.c = target.fitted(Warpgroup)
         self.split = self.contractions[0].dtype == F32
         self.rate = (
             target.library_rate(BF16) / SPLIT_PRODUCTS if self.split else target.rate(self.contractions[0].dtype)
         )
-        self.once = bytes_once(program, sizes)
-        self.floor = floor_us(program, target, sizes)
+        self._size(sizes)
         source = {i.name: program.sources[i.source].dtype for i in program.inputs}
         loads = [o.source_value or "" for o in self.operands()]
         if not all(source[v] in TYPES and _brought(program, v) for v in loads):
             raise Refused("an operand of a product is of another type, or has no rows that the copy engine can bring")
         if self.split and (self.late or any(o.phase != BODY for o in self.operands())):
             raise Refused("float32 products of computed values, or of what is loaded once")
+
+    def _size(self, sizes: Mapping[str, int]) -> None:
+        self.extents = {a.name: number(a.extent, sizes) for a in self.p.axes}
+        self.limits = expected(self.p, self.forms, self.g.loop or "", dict.fromkeys(self.batch, 1), self.extents)
+        self.once, self.floor = bytes_once(self.p, sizes), floor_us(self.p, self.t, sizes)
+
+    def at(self, sizes: Mapping[str, int]) -> WarpgroupModel:
+        """The same with other sizes of symbols."""
+        other = copy.copy(self)
+        other._size(sizes)
+        return other
 
     def checked_rows(self) -> str:
         """The axis of rows. Raises Refused where products have none in common, or are none for warpgroups."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -82,6 +83,20 @@ def _attention(g: Graph, t: DType, keys: Extent = 37, masked: str = "") -> Seque
         mask = g.input("mask", (5, keys), BOOL if masked == "boolean" else t)
         scores = compose.attention_mask(g, scores, mask)
     return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
+
+
+def behind(g: Graph, t: DType, rows: Extent, keys: Extent, window: int = 0) -> Sequence[int]:
+    """Attention of rows behind `before` keys, another number for each of two sequences; values behind `last` count as 0."""
+    q, k, v = (g.input(n, (2, e, 64), t) for n, e in (("q", rows), ("k", keys), ("v", keys)))
+    before, last = (g.reshape(g.input(n, (2,), I64), (2, 1, 1)) for n in ("before", "last"))
+    at, j = g.map("add", before, g.iota(rows, 1, 3, I64)), g.iota(keys, 2, 3, I64)
+    keep = g.map("le", j, at)
+    if window:
+        keep = g.map("and", keep, g.map("lt", compose.shift(g, at, -window), j))
+    scores = compose.scale(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), Fraction(1, 8))
+    weights = compose.softmax(g, compose.attention_mask(g, scores, keep), [2])
+    written = g.map("le", g.iota(keys, 1, 3, I64), last)
+    return [compose.matmul(g, weights, compose.select(g, written, v, g.fill(0, t)))]
 
 
 def normed_keys(g: Graph, t: DType) -> Sequence[int]:

@@ -20,7 +20,7 @@ from mirage_cli.codegen.terms import expressions
 from mirage_cli.codegen.terms.expressions import THREAD, Lets
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.terms.positions import Positions
-from mirage_cli.codegen.terms.visible import held, stepped, walked
+from mirage_cli.codegen.terms.visible import at_least_0, integers, stepped, walked
 from mirage_cli.codegen.tiles.tile import (
     Apply,
     Expr,
@@ -259,7 +259,7 @@ class StripBase(Positions):
         phase = BODY if t.ring else PROLOGUE
         fixed = [a for a, _ in t.inner]
         outer_axes = [s.axis for s in source.access if s.axis is not None and s.axis not in fixed]
-        shown = (self.at_least_0(f, phase) for f in sorted(self.guards.get(t.name, ()), key=str))
+        shown = (at_least_0(f, lambda a: self.position(a, phase)) for f in sorted(self.guards.get(t.name, ()), key=str))
         inside = k.both(self.real(t.outer, t.n_outer, "o"), self.inside(outer_axes, phase), *shown)
         valid: ir.Expression = ir.lift(count(t.inner))
         axis, inside_of = t.inner[0][0], count(t.inner[1:])
@@ -312,8 +312,7 @@ class StripBase(Positions):
     @property
     def integers(self) -> dict[str, Known]:
         """What is known of inputs: which hold integers."""
-        whole = (i.name for i in self.p.inputs if self.p.sources[i.source].dtype.kind == "int")
-        return {name: Known(Form(given=((name, 1),))) for name in whole}
+        return integers(self.p)
 
     def is_held(self, form: Form) -> bool:
         """True if a block has one of each of a form's integers."""
@@ -323,12 +322,6 @@ class StripBase(Positions):
     def held_names(self) -> set[str]:
         """The integers that comparisons of rows with positions need too."""
         return super().held_names() | {v for forms in self.guards.values() for f in forms for v, _ in f.given}
-
-    def at_least_0(self, form: Form, phase: str) -> ir.Expression:
-        """The condition that a form is not below 0 at the current position."""
-        terms = [(self.position(a, phase), n) for a, n in form.terms] + [(held(v), n) for v, n in form.given]
-        above, below = ([t if abs(n) == 1 else t * abs(n) for t, n in terms if n * sign > 0] for sign in (1, -1))
-        return k.total([*above, *([form.constant] if form.constant or not above else [])]) >= (k.total(below) or k.ZERO)
 
     def shared_loop(self, axis: str) -> bool:
         """True for the loop's axis where blocks share it by their number, which is given."""

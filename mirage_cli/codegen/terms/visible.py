@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mirage_cli.codegen.tiles.tile import Apply, Expr, Global, Number, Position, Ref
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
-from mirage_cli.lax.domains.limits import UNKNOWN, Form, Known, applied, at_position, constant
+from mirage_cli.lax.domains.limits import UNKNOWN, Form, Forms, Known, applied, at_position, constant, given
+from mirage_cli.lax.ir.program import Program
 
 FIRST, WHOLE = k.name("first"), k.name("whole")
 Span = Callable[
@@ -50,16 +51,30 @@ def stepped(limits: Sequence[Form], loop: str, number: ir.Expression) -> ir.Expr
     return FIRST + number if any(f.of(loop) == 1 for f in limits) else number
 
 
-def shown(e: Expr, span: Span, values: Mapping[str, Known]) -> tuple[ir.Expression, Expr] | None:
+def shown(
+    e: Expr, span: Span, values: Mapping[str, Known], integers: Collection[str] = ()
+) -> tuple[ir.Expression, Expr] | None:
     """The condition that a mask hides nothing of a tile, and a value without the mask; None for a value without one that
-    compares positions. `values` are what is known of the block graph's."""
+    compares positions, and `integers` that a block holds. `values` are what is known of the block graph's."""
     match e:
-        case Apply("where", (condition, value, _)) if (forms := known(condition, values).truth) and not any(
-            f.given for f in forms
+        case Apply("where", (condition, value, _)) if (forms := known(condition, values).truth) and all(
+            v in integers for f in forms for v, _ in f.given
         ):
-            least = (_bound(f, "", span, -1) for f in sorted(forms, key=str))
-            return k.both(*(n >= 0 for n in least)) or k.ONE, value
+            return all_shown(forms, span), value
     return None
+
+
+def all_shown(forms: Forms, span: Span) -> ir.Expression:
+    """The condition that forms are below 0 nowhere in a tile."""
+    least = (_bound(f, "", span, -1) for f in sorted(forms, key=str))
+    return k.both(*(n >= 0 for n in least)) or k.ONE
+
+
+def at_least_0(form: Form, position: Callable[[str], ir.Expression]) -> ir.Expression:
+    """The condition that a form is not below 0 at a position."""
+    terms = [(position(a), n) for a, n in form.terms] + [(held(v), n) for v, n in form.given]
+    above, below = ([t if abs(n) == 1 else t * abs(n) for t, n in terms if n * sign > 0] for sign in (1, -1))
+    return k.total([*above, *([form.constant] if form.constant or not above else [])]) >= (k.total(below) or k.ZERO)
 
 
 def held(value: str) -> ir.Name:
@@ -70,6 +85,12 @@ def held(value: str) -> ir.Name:
 def holding(value: str, element: ir.Expression) -> ir.Statement:
     """The statement that reads it."""
     return k.let("int", f"{value}_held", k.call("whole_number", element))
+
+
+def integers(program: Program) -> dict[str, Known]:
+    """What is known of a program's inputs that hold integers."""
+    whole = (i.name for i in program.inputs if program.sources[i.source].dtype.kind == "int")
+    return {name: given(name, truth=False) for name in whole}
 
 
 def known(e: Expr, values: Mapping[str, Known]) -> Known:

@@ -80,7 +80,8 @@ class Consumers:
 
     def late_products(self) -> ir.Scope:
         """Late products of the iteration before as a group, when their tiles are there."""
-        return k.scope(*self.memory.late.read(), *begun(*issue(self.plan, self.plan.late, 1)))
+        cleared = [wait("known", LATE)] if self.computed.cleared else []
+        return k.scope(*self.memory.late.read(), *cleared, *begun(*issue(self.plan, self.plan.late, 1)))
 
     def early_there(self, fragments: Sequence[str]) -> list[ir.Statement]:
         """Scores are there, and their tiles are free."""
@@ -235,7 +236,7 @@ class Consumers:
             *(k.declare("float", f"{f}_next", dims=shape[f]) for f in own),
             placed(self.memory.late.stages, "ahead", LATE),
             k.define("issue_scores", [(AUTO, f) for f in own], *early.wait(), self.early_products()),
-            k.define("iterate", [("auto", "first"), *((AUTO, f) for f in now), ("int", "step")], *self.iteration()),
+            k.define("iterate", [("auto", "opening"), *((AUTO, f) for f in now), ("int", "step")], *self.iteration()),
             k.run("issue_scores", *own),
             awaited(0),
             *self.early_there(own),
@@ -246,9 +247,9 @@ class Consumers:
         ]
 
     def iteration(self) -> list[ir.Statement]:
-        """An iteration whose scores are there; `first` says at compile time whether there is none before."""
+        """An iteration whose scores are there; `opening` says at compile time whether there is none before."""
         m, c, more = self.memory, self.computed, STEP + 1 < STEPS
-        further = k.negated(k.name("value", owner=ir.Type("decltype", (k.name("first"),))))
+        further = k.negated(k.name("value", owner=ir.Type("decltype", (k.name("opening"),))))
         coming = [f"{f}_next" for f in names(self.plan.early)]
         return [
             self.units.step_position(),

@@ -178,8 +178,9 @@ class _Whole:
         fetched = [s for name in self.computed.fetched for s in self.fetched(name)]
         if self.memory.split.tiles:
             return [self.release(), self.units.walk(*fetched, self.units.each_step(*self.divided()))]
-        steps = [self.units.each_step(*self.helped())] if self.memory.vectors else []
-        return [self.units.walk(*fetched, *steps)] if fetched or steps else []
+        steps = [self.units.each_step(*self.helped())] if self.memory.side.tiles else []
+        earlier = [k.run("wait_for_earlier")] if self.values.integers else []
+        return [*earlier, self.units.walk(*fetched, *steps)] if fetched or steps else []
 
     def fetched(self, name: str) -> list[ir.Statement]:
         """Statements that ask for what is read behind the loop of an input with rows and columns, while products run."""
@@ -218,11 +219,12 @@ class _Whole:
 
     def helped(self) -> list[ir.Statement]:
         """What helpers compute of the tiles of a slot."""
-        side, columns = self.memory.side, self.memory.columns
+        side, columns, sides = self.memory.side, self.memory.columns, self.computed.sides
         return [
             *side.read(),
             *self.memory.named_vectors(side.name, const=False),
-            k.loop("c_", columns, *self.computed.sides, start=THREAD - 32, step=96),
+            *([k.loop("c_", columns, *self.computed.sides, start=THREAD - 32, step=32 * HELPERS)] if sides else []),
+            *self.computed.cleared,
             k.run("__syncwarp"),
             k.when(k.binary("==", LANE, 0), k.run(slot("known", side.name).member("arrive"))),
             following(side.name),

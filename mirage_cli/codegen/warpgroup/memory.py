@@ -163,8 +163,9 @@ class Memory:
             k.let(BARRIER, "barriers", k.reinterpret(BARRIER, begin + self.barriers)),
             *(r.declared() for r in self.rings),
         ]
-        if self.vectors:
+        if self.side.tiles:
             names.append(k.let(BARRIER, "known", BARRIERS + (self.barrier + 2)))
+        if self.vectors:
             names.append(k.let("float*", "sides", k.reinterpret("float*", begin + self.sides)))
         if parts > 1:
             both = {"exchange_full": BARRIERS + self.barrier, "exchange_empty": k.name("exchange_full") + 1}
@@ -178,7 +179,7 @@ class Memory:
         starts = [r.starts(readers) for r in self.rings if r is not self.split]
         if self.split.tiles:
             starts.append(self.split.starts(warps, HELPERS))
-        if self.vectors:
+        if self.side.tiles:
             starts.append(k.loop("s", self.side.stages, k.run(k.name("known")["s"].member("start"), 3)))
         if plan.parts > 1:
             for barrier in ("exchange_full", "exchange_empty"):

@@ -16,7 +16,8 @@ class Statements:
     stands below a running maximum; `words`: left operands of late products; `publish`, `grid`: before and after blocks that
     reduce together have exchanged `published` numbers of each thread; `fetched`: inputs with rows and columns
     that are read behind the loop; `sides`: what helpers compute for position `c_` of
-    the loop axis of a full slot of `side_ring`, in vectors called `side_names`."""
+    the loop axis of a full slot of `side_ring`, in vectors called `side_names`; `cleared`: what makes rows of its tiles 0 that
+    a comparison does not show."""
 
     start: list[ir.Statement] = field(default_factory=list)
     prologue: list[ir.Statement] = field(default_factory=list)
@@ -35,6 +36,7 @@ class Statements:
     sides: list[ir.Statement] = field(default_factory=list)
     side_names: list[str] = field(default_factory=list)
     side_ring: str = ""
+    cleared: list[ir.Statement] = field(default_factory=list)
 
 
 def taken(kind: str, into: ir.Expression, value: ir.Expression) -> ir.Assign:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
+from mirage_cli.search.mugraph.hidden import shown_loads
+from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp, feeds
 from mirage_cli.search.schedules.schedule import Schedule
-from mirage_cli.search.schedules.warpgroup import feeds, rows_axis
+from mirage_cli.search.schedules.warpgroup import rows_axis
 
 PANEL = 64  #: columns of a panel of 16-bit types: 128 bytes
 HELD, EARLY, LATE = "held", "early", "late"  #: tiles loaded once, tiles freed after the early or the late products
@@ -36,7 +37,8 @@ MAX_BOX = 256  #: positions of a box along one axis
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A loaded tile in shared memory: `rows` positions of axis `outer`, `cols` (whole panels) of axis `inner`."""
+    """A loaded tile in shared memory: `rows` positions of axis `outer`, `cols` (whole panels) of axis `inner`. `shown` is the
+    value that products read of it, if not the tile itself: rows that a comparison shows, and zeros."""
 
     name: str
     value: str
@@ -46,6 +48,7 @@ class Tile:
     rows: int
     cols: int
     ring: str
+    shown: str = ""
 
     @property
     def bytes(self) -> int:
@@ -228,6 +231,7 @@ class _Planning:
                 self.readers[i].append(o)
         self.inputs = {i.name: i for i in program.inputs}
         self.contractions = [o for o in graph.ops if o.op == "contract"]
+        self.shown = shown_loads(program, graph)
 
     def run(self) -> Plan:
         self.check_graph()
@@ -346,12 +350,22 @@ class _Planning:
         if inner is None or inner not in self.present(o.name):
             raise Refused(f"{o.name}: what is contiguous is no axis of its tile")
         (outer,) = self.present(o.name) - {inner}
-        tile = Tile(o.name, source.name, dtype, outer, inner, self.sizes[outer], self.sizes[inner], ring)
+        shown = self.shown_of(o, ring)
+        tile = Tile(o.name, source.name, dtype, outer, inner, self.sizes[outer], self.sizes[inner], ring, shown)
         if tile.cols % tile.panel:
             raise Refused(f"{o.name}: {tile.cols} contiguous positions, no multiple of {tile.panel}")
         if tile.rows % 8:
             raise Refused(f"{o.name}: {tile.rows} rows, no multiple of 8")
         return tile
+
+    def shown_of(self, o: BlockOp, ring: str) -> str:
+        """The value with rows of a load and zeros that products read; nothing where they read what is loaded."""
+        readers = [r.name for r in self.readers[o.name]]
+        if not self.shown.keys() & readers:
+            return ""
+        if len(readers) > 1 or ring != LATE:
+            raise Refused(f"{o.name}: rows are hidden of what scores are made of, or what is read as it is too")
+        return readers[0]
 
     # --- products -----------------------------------------------------------------------------------------------------
     def product(self, o: BlockOp, tiles: Mapping[str, Tile]) -> Product:
@@ -361,6 +375,7 @@ class _Planning:
         if len(over) != 1 or len(cols) != 1 or self.present(left) != {self.rows, *over} or self.rows in cols:
             raise Refused(f"{o.name}: operands over {sorted(self.present(left))} and {sorted(self.present(right))}")
         (axis,) = cols
+        right = self.shown.get(right, right)
         if right not in tiles:
             raise Refused(f"{o.name}: its right operand {right} is computed")
         if self.sizes[axis] > MAX_COLUMNS or self.sizes[axis] % 8:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import operator
 
-from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets, ctype
-from mirage_cli.codegen.terms.visible import shown
-from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Position, Ref, from_thread
+from mirage_cli.codegen.terms.expressions import ONE, THREAD, ZERO, Lets, ctype
+from mirage_cli.codegen.terms.visible import all_shown, at_least_0, integers, known, shown
+from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Number, Position, Ref, from_thread
+from mirage_cli.codegen.warpgroup.memory import HELPERS
 from mirage_cli.codegen.warpgroup.operands import Operands
 from mirage_cli.codegen.warpgroup.places import Statements, taken
-from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, HELD, ROW, SCALAR, SIDE
+from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, HELD, ROW, SCALAR, SIDE, Tile
 from mirage_cli.codegen.warpgroup.values import PAIR, H, I, J, M, Values, at_full, at_row, guarded
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.lax.domains.limits import Forms
 from mirage_cli.search.mugraph.hidden import known_values
-from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, BlockOp
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockOp
 
 LEAST = -k.number("INFINITY")
 LANE, RANK = k.name("lane"), k.name("rank")
@@ -58,9 +60,13 @@ class _Writing(Operands):
         assert o.thread is not None
         e = from_thread(o.thread, [self.value[i] for i in o.inputs])
         level = self.level_of(o.name)
+        if tile := next((t for t in self.plan.tiles if t.shown == o.name), None):
+            self.clear(tile, e)
+            return
         self.check_reading(o, e)
         if self.outside.get(self.below(e)) == "top":
             self.outside[o.name] = "sum"
+        along = o.phase == PROLOGUE and self.g.loop in self.values.axes[o.name]  # computed where it is read
         elsewhere = any(r.phase != o.phase for r in self.readers[o.name])
         if level == COLUMN and self.sums_of(e):
             self.value[o.name] = e
@@ -74,11 +80,12 @@ class _Writing(Operands):
             self.declare(o.name, ROW)
             self.each_row(o.phase, *lets.statements, k.assign(at_row(o.name), value))
             self.value[o.name] = Ref(o.name)
-        elif self.alone(o) or (len(self.readers[o.name]) < 2 and not elsewhere):
+        elif along or self.alone(o) or (len(self.readers[o.name]) < 2 and not elsewhere):
             self.value[o.name] = e
         else:
             self.declare(o.name, FULL)
-            unmasked = shown(e, self.values.span, known_values(self.p, self.g)) if o.phase == BODY else None
+            facts = known_values(self.p, self.g)
+            unmasked = shown(e, self.values.span, facts, self.values.integers) if o.phase == BODY else None
             made = self.full(o, e)
             self.place(o.phase).append(
                 made if unmasked is None else k.when(unmasked[0], self.full(o, unmasked[1]), otherwise=[made])
@@ -110,6 +117,32 @@ class _Writing(Operands):
             if self.plan.rows not in self.plan.present(self.values.axes[t.name]):
                 raise Refused(f"{o.name} reads the tile {t.name}, which has no rows")
 
+    def clear(self, t: Tile, e: Expr) -> None:
+        """Have helpers make the rows of a tile 0 that a comparison of positions with integers does not show: whatever they
+        hold, products see zeros. Most tiles are shown whole."""
+        forms: Forms = frozenset()
+        match e:
+            case Apply("where", (condition, Ref(name), Number(constant))) if constant == 0 and name == t.name:
+                forms = known(condition, {**known_values(self.p, self.g), **integers(self.p)}).truth
+        axes, given = {a for f in forms for a, _ in f.terms}, {v for f in forms for v, _ in f.given}
+        alone = all(not self.plan.present(self.p.axes_of(v)) for v in given)
+        if not forms or axes != {t.outer} or t.outer != self.g.loop or not alone or not self.values.limits:
+            raise Refused(f"{t.shown}: no rows of {t.name} that comparisons with a block's integers show")
+        self.side_of(t.shown, t.ring)
+        self.values.integers |= given
+        seen = (
+            k.both(*(at_least_0(f, lambda a: self.values.position(a, BODY)) for f in sorted(forms, key=str))) or k.ONE
+        )
+        row = k.run("clear_row", t.name, t.rows, "c_", t.cols)
+        each = k.loop("c_", t.rows, k.when(k.negated(seen), row), start=THREAD - 32, step=32 * HELPERS)
+        self.out.cleared.append(k.when(k.negated(all_shown(forms, self.values.span)), each, k.run("show_products")))
+
+    def side_of(self, name: str, ring: str) -> None:
+        """Have helpers compute something of the tiles of a ring."""
+        if self.out.side_ring not in ("", ring):
+            raise Refused(f"{name} is computed of tiles of several rings")
+        self.out.side_ring = ring
+
     # --- numbers of columns, computed of loaded tiles by the warps beside the one that brings them --------------------------
     def do_side_sum(self, o: BlockOp) -> None:
         """A sum over elements of a tile without rows: one number for each position of the loop axis."""
@@ -136,9 +169,8 @@ class _Writing(Operands):
         """The statements with which helpers make such a number, at position `c_` of the tile."""
         sums, out, lets = self.sums_of(e), self.out, Lets()
         rings = {t.ring for s in sums for t in self.values.tiles_of(self.value[self.side_sums[s].inputs[0]])}
-        if len(rings) != 1 or (out.side_ring and out.side_ring not in rings):
-            raise Refused(f"{o.name} is computed of tiles of several rings")
-        (out.side_ring,) = rings
+        for ring in rings:
+            self.side_of(o.name, ring)
         now = k.name(f"{o.name}_now")["c_"]
         inverse = k.assign(k.name(f"{o.name}_inverse_now")["c_"], ONE / now)
         value = self.values.expression(e, COLUMN, BODY, lets)

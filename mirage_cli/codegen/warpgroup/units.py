@@ -8,7 +8,6 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax.extents import Symbolic
-from mirage_cli.search.mugraph.visible import hiding
 
 
 class Units:
@@ -19,7 +18,7 @@ class Units:
         others = [a for a in self.g.grid if a != self.plan.rows and a not in self.g.split]
         self.wide = [a for a in others if a in self.plan.sizes]
         self.batch = [a for a in others if a not in self.plan.sizes]
-        self.limits = hiding(self.p, self.g, dict(self.plan.schedule.tiles), self.plan.schedule.loop)
+        self.limits = values.limits
 
     @property
     def count(self) -> ir.Expression:
@@ -66,7 +65,7 @@ class Units:
         start, step = self.beside("blockIdx"), self.beside("gridDim")
         if not self.limits:
             return k.loop("unit", "units", *self.places(), *body, start=start, step=step)
-        return self.there_and_back(start, step, [*self.places(), *self.walked(), *body])
+        return self.there_and_back(start, step, [*self.places(), *self.values.held_integers(), *self.walked(), *body])
 
     def first(self, *body: ir.Statement) -> ir.Statement:
         """The first unit of a block, if it has any."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from mirage_cli.codegen.terms import expressions
 from mirage_cli.codegen.terms.expressions import ONE, ZERO, Lets, ctype
+from mirage_cli.codegen.terms.visible import holding
 from mirage_cli.codegen.tiles.tile import Apply, Count, Expr, Global, Number, Position, Ref
 from mirage_cli.codegen.warpgroup.plan import COLUMN, FULL, GROUP_ROWS, ROW, SCALAR, SIDE, Plan, Tile
 from mirage_cli.errors import Refused
@@ -20,7 +21,8 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Input, Slot
-from mirage_cli.search.mugraph.mugraph import BODY
+from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
+from mirage_cli.search.mugraph.visible import left_out
 
 QUICK = {
     op: f"quick_{op}" for op in ("silu", "sigmoid", "gelu", "gelu_tanh")
@@ -55,6 +57,8 @@ class Values:
         self.wide = expressions.wide(self.p)
         self.narrow = all(o.dtype in (F16, BF16) for o in self.p.outputs)
         self.hollow = expressions.hollow(map(self.extent, empty))
+        self.limits = left_out(self.p, self.g, dict(plan.schedule.tiles), plan.schedule.loop)
+        self.integers = {v for f in self.limits for v, _ in f.given}  #: inputs of which a block holds one, as variables
         self.levels: dict[str, str] = {}
         self.sides: set[str] = set()  #: numbers of columns that helpers compute of loaded tiles
         self.exchanged: dict[str, ir.Expression] = {}  #: full values that are put together of what blocks published
@@ -119,6 +123,11 @@ class Values:
                 terms.append(k.cast("offset_t", k.total(here)) * self.extent(stride))
             stride = ex.product([stride, s.extent])
         return terms[::-1]
+
+    def held_integers(self) -> list[ir.Statement]:
+        """The integers that are inputs of which a block has one, where these say how far it walks, or what it reads."""
+        reads = ((v, self.offset(self.reads[v].access, PROLOGUE)) for v in sorted(self.integers))
+        return [holding(v, k.name("parameters").member(v)[k.total(at)]) for v, at in reads]
 
     def in_pairs(self, source: Input) -> bool:
         """True if a thread's two neighbouring columns of a stored tensor lie together, at a multiple of their size."""

@@ -119,7 +119,7 @@ def _to_float(s: Any, static: Sequence[Any], x: Any) -> Number:
 @instruction("whole_number")
 def _whole_number(s: Any, static: Sequence[Any], x: Any) -> Any:
     """A number of positions: over residues one that all fields have."""
-    a = s.arithmetic.number(x).a
+    a = np.where(s.active, s.wide(x), 0)
     if s.arithmetic.residues:
         a = np.where(2 * a > s.arithmetic.modulus, a - s.arithmetic.modulus, a)
     if not (a == a[:1]).all() or (a != np.rint(a)).any():

@@ -69,9 +69,14 @@ def put_words(s: Any, to: Cells, values: Array) -> None:
 # --- tiles --------------------------------------------------------------------------------------------------------------
 def elements(s: Any, tile: Any, rows: int, row: Any, column: Any) -> Array:
     """Elements of a tile of panels of 64 columns: [fields, ..., lanes]."""
+    return s.load(Pointer(s.world.shared, 0, "__half"), place(tile, rows, row, column))  # type: ignore[no-any-return]
+
+
+def place(tile: Any, rows: int, row: Any, column: Any) -> Any:
+    """The number of an element of a tile among those of 16 bits in shared memory."""
     chunk = column // CHUNK
     at = tile + (chunk >> 3) * rows * ROW + row * ROW + (((chunk & 7) ^ (row & 7)) << 4) + column % CHUNK * 2
-    return s.load(Pointer(s.world.shared, 0, "__half"), (at - BASE) // 2)  # type: ignore[no-any-return]
+    return (at - BASE) // 2
 
 
 def fragment(s: Any, turned: bool, tile: Any, rows: int, row: Any, column: Any) -> Array:
@@ -98,6 +103,13 @@ def _load_eight(s: Any, static: Sequence[Any], to: Cells, tile: Any, rows: int, 
     row = np.broadcast_to(row, k.shape)
     values = elements(s, tile, rows, k, row) if static[0] else elements(s, tile, rows, row, k)
     put_words(s, to, values.reshape(values.shape[0], 4, 2, s.count))
+
+
+@instruction("clear_row")
+def _clear_row(s: Any, static: Sequence[Any], tile: Any, rows: int, row: Any, columns: int) -> None:
+    """Elements of a row become 0."""
+    column = np.broadcast_to(np.arange(columns)[:, None], (columns, s.count))
+    s.store(Pointer(s.world.shared, 0, "__half"), place(tile, rows, row, column), s.wide(0)[:, None])
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------

@@ -104,6 +104,40 @@ struct CacheRows {
         }
     }
 
+    // The same by 16 bytes: UNITS of a row, each of which is WIDE numbers, or as many of both halves that are turned together.
+    static constexpr int WIDE = 16 / int(sizeof(T)), TURNING = TURNED / 2 / WIDE, UNITS = TURNING + (SIZE - TURNED) / WIDE;
+    static constexpr bool BY_UNITS = sizeof(C) == sizeof(T) && !INTERLEAVED && TURNED / 2 % WIDE == 0 && SIZE % WIDE == 0;
+    struct alignas(16) Chunk {
+        T v[WIDE];
+    };
+
+    // True if all rows begin at multiples of 16 bytes, where UNITS are moved.
+    bool aligned() const {
+        const void* const all[] = {given[0], given[1], given[2], cos, sin, turned, present[0], present[1]};
+        for (const void* p : all)
+            if (reinterpret_cast<uintptr_t>(p) % sizeof(Chunk) != 0) return false;
+        return true;
+    }
+
+    MIRAGE_DEVICE void unit(const Row& r, int u) const {
+        T* const to = r.query != nullptr ? r.query : reinterpret_cast<T*>(r.cache);
+        const int x = u < TURNING ? u * WIDE : TURNED + (u - TURNING) * WIDE, y = x + TURNED / 2;
+        Chunk a = *reinterpret_cast<const Chunk*>(r.from + x);
+        if (u < TURNING) {
+            Chunk b = *reinterpret_cast<const Chunk*>(r.from + y);
+            if (r.at >= 0) {
+                const Chunk c = *reinterpret_cast<const Chunk*>(cos + r.at * (TURNED / 2) + x);
+                const Chunk s = *reinterpret_cast<const Chunk*>(sin + r.at * (TURNED / 2) + x);
+                for (int i = 0; i < WIDE; ++i) {
+                    const float p = to_float(a.v[i]), q = to_float(b.v[i]), cosine = to_float(c.v[i]), sine = to_float(s.v[i]);
+                    put(a.v[i], p * cosine - q * sine), put(b.v[i], p * sine + q * cosine);
+                }
+            }
+            *reinterpret_cast<Chunk*>(to + y) = b;
+        }
+        *reinterpret_cast<Chunk*>(to + x) = a;
+    }
+
     // A row of a present cache that is not new.
     struct Old {
         const C* from;  // nullptr: zeros

@@ -4,18 +4,14 @@ sequence's end is not read into results, whatever it holds."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from fractions import Fraction
 from functools import cache
 
 import numpy as np
 import pytest
 
 from mirage_cli.kernel_proof.compare import compare
-from mirage_cli.lax.dtypes import F16, I64, DType
+from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.extents import symbol
-from mirage_cli.lax.ir import compose
-from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import given_limits, limits
 from mirage_cli.search.mugraph.visible import left_out
@@ -24,9 +20,9 @@ from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen import kernels
 from tests.codegen.kernels import Case, single
-from tests.codegen.programs import program
+from tests.codegen.programs import behind, program
 
-ROWS, KEYS, SIZE = 3, 200, 64
+ROWS, KEYS = 3, 200
 END = re.compile(r"const int end = ([^;]+);")
 BEGIN = re.compile(r"const int first = ([^;]*whole[^;]*);")
 FORMS = {
@@ -34,26 +30,14 @@ FORMS = {
     "whole": (0, False, "strip"),
     "window": (40, True, "strip"),
     "block": (40, False, "block"),
+    "rows": (0, False, "warpgroup"),
+    "rows in a window": (40, False, "warpgroup"),
 }
 
 
 def attention(window: int) -> Program:
-    """Rows behind `before` keys, another number for each of two sequences; values behind `last` count as 0."""
-
-    def build(g: Graph, t: DType) -> Sequence[int]:
-        rows, keys = symbol("rows"), symbol("keys")
-        q, k, v = (g.input(n, (2, e, SIZE), t) for n, e in (("q", rows), ("k", keys), ("v", keys)))
-        before, last = (g.reshape(g.input(n, (2,), I64), (2, 1, 1)) for n in ("before", "last"))
-        at, j = g.map("add", before, g.iota(rows, 1, 3, I64)), g.iota(keys, 2, 3, I64)
-        keep = g.map("le", j, at)
-        if window:
-            keep = g.map("and", keep, g.map("lt", compose.shift(g, at, -window), j))
-        scores = compose.scale(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))), Fraction(1, 8))
-        weights = compose.softmax(g, compose.attention_mask(g, scores, keep), [2])
-        written = g.map("le", g.iota(keys, 1, 3, I64), last)
-        return [compose.matmul(g, weights, compose.select(g, written, v, g.fill(0, t)))]
-
-    return program(build, F16)
+    """Rows behind caches, as many as symbols say."""
+    return program(lambda g, t: behind(g, t, symbol("rows"), symbol("keys"), window), F16)
 
 
 @cache
@@ -67,7 +51,10 @@ def case(form: str) -> Case:
             continue
         for r in engine_ranked(engine, p, g, target, 40):
             c = Case("lengths", p, single(p, g), (r.schedule,), target, sizes=(("rows", ROWS), ("keys", KEYS)))
-            small = r.schedule.loop < 64 and (r.schedule.tile(rows) or 16) <= 16
+            tile = r.schedule.tile(rows) or 16
+            small = (
+                (r.schedule.loop, tile) == (64, 64) if engine == "warpgroup" else r.schedule.loop < 64 and tile <= 16
+            )
             if small and c.renders() and END.search(c.render().text):
                 return c
     raise AssertionError(f"no kernel of {form}")

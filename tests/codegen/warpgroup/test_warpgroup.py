@@ -35,7 +35,7 @@ from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.schedules.warpgroup import WarpgroupModel, rows_axis, single_axes
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.kernels import single
-from tests.codegen.programs import Build, program
+from tests.codegen.programs import Build, behind, program
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "warpgroup.cu"
 TARGET = load_target("sm_90a")
@@ -106,6 +106,7 @@ CASES: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] =
     "ahead": (_attention, (128, 64, 64, 12, 2), {"ahead": 1}),
     "kept": (_attention, (128, 64, 64, 12, 2), {"turns": 1, "kept": 1}),
     "keynorm": (_key_norm, (128, 64, 128, 12, 2), {"turns": 1}),
+    "cached": (lambda g, t: behind(g, t, 100, 328), (64, 64, 64, 8, 2), {}),
 }
 
 
@@ -118,7 +119,7 @@ FLOATS: dict[str, tuple[Build, tuple[int, int, int, int, int], dict[str, int]]] 
 
 def _schedule(p: Program, g: BlockGraph, sizes: tuple[int, int, int, int, int], numbers: dict[str, int]) -> Schedule:
     rows, columns, loop, warps, stages = sizes
-    single = single_axes(p, g, {})
+    single = single_axes(p, g)
     axis = rows_axis(p, g, single)
     tiles = tuple((a, 1 if a in single else rows if a == axis else columns) for a in g.grid)
     return Schedule(tiles, loop, warps, stages, "warpgroup", tuple(numbers.items()))

@@ -9,16 +9,18 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.limits import Form
-from mirage_cli.lax.dtypes import F32, DType
+from mirage_cli.lax.dtypes import F16, F32, DType
+from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BlockGraph
-from mirage_cli.search.mugraph.visible import hiding, shown, walked
+from mirage_cli.search.mugraph.visible import hiding, seen, shown, walked
 from mirage_cli.search.search import Searcher, SearchOptions
-from tests.codegen.programs import program
+from tests.codegen.programs import behind, program
 
 Mask = Callable[[Graph, int, int, int], int]  #: scores, positions of rows and of keys -> scores
 ROWS, KEYS = 40, 90
@@ -140,3 +142,19 @@ def test_the_share_that_is_read() -> None:
     assert shown(near, "j", 8, {"i": 4, "j": 64}, {"i": 4}) == 1 / 8
     assert shown(near, "j", 8, {"i": 64, "j": 64}, {"i": 4}) == 1.0
     assert shown((), "j", 8, {"i": 4, "j": 64}, {"i": 4}) == 1.0
+
+
+def test_lengths_are_taken_to_be_those_of_full_caches() -> None:
+    """Rows are the last ones that fit: of as many keys they see half, of one of many all, in a window what it shows."""
+    causal, window = (program(lambda g, t, w=w: behind(g, t, symbol("rows"), symbol("keys"), w), F16) for w in (0, 16))
+
+    def share(p: Program, rows: int, count: int) -> tuple[float, float]:
+        sizes = {"rows": rows, "keys": count}
+        found = seen(p, {a.name: ex.value(a.extent, sizes) for a in p.axes})
+        assert [str(p.extent(axis)) for axis in found] == ["keys"]
+        return next(iter(found.values()))
+
+    assert share(causal, 64, 64) == (65 / 128, 1.0)
+    assert share(causal, 1, 64) == (1.0, 1.0)
+    assert share(causal, 2, 64) == (127 / 128, 1.0)
+    assert share(window, 1, 64) == (0.25, 0.25)

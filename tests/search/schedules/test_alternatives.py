@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirage_cli.lax.dtypes import F32
-from mirage_cli.lax.extents import Symbolic
+from mirage_cli.lax.dtypes import F16, F32
+from mirage_cli.lax.extents import Symbolic, symbol
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.schedules import alternatives
 from mirage_cli.search.schedules.alternatives import Alternative, Bound, Leaf, alternative_from_json, divided
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
-from tests.codegen.programs import NAMED, program
+from tests.codegen.programs import NAMED, behind, program
 
 ROWS = Symbolic(1, ("rows",))
 POINTS = [{"rows": n} for n in (64, 1, 4, 16, 256, 1024)]  #: the first one is typical
@@ -67,6 +67,18 @@ def test_a_range_may_lie_between_two(symbolic: Program) -> None:
         (2, (Bound(ROWS, 65, None),)),
         (1, (Bound(ROWS, 5, 64),)),
     ]
+
+
+def test_single_rows_behind_caches_are_told_apart() -> None:
+    """Of others, whose times would decide for all: a cut by rows alone would gain too little."""
+    p = program(lambda g, t: behind(g, t, symbol("rows"), symbol("keys")), F16)
+    (rows,) = alternatives.rows_behind_caches(p)
+    assert str(rows) == "rows" and alternatives.rows_behind_caches(program(NAMED["symbolic"], F32)) == []
+    points = [{"rows": n, "keys": 512} for n in (64, 1, 2, 4, 16, 128)]
+    found = np.array([[9, 9.5, 9, 9, 9, 9], [99, 9, 99, 99, 99, 99.0]])
+    assert len(divided(p, points, found, 6, 0)) == 1
+    one, several = divided(p, points, found, 6, 0, apart=[rows])
+    assert (one.when, one.candidate, several.candidate) == ((Bound(rows, 0, 1),), 1, 0)
 
 
 @given(st.integers(1, 4), st.lists(st.lists(st.floats(0.1, 1e4), min_size=6, max_size=6), min_size=1, max_size=5))

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from mirage_cli.lax.dtypes import F32, I8, U4, U8, DType
+from mirage_cli.lax.dtypes import F16, F32, I8, U4, U8, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.schedules.cost import floor_us
-from mirage_cli.search.schedules.fitted import Cpu
-from mirage_cli.search.schedules.original import DEEP, original_us
+from mirage_cli.search.schedules.fitted import Block, Cpu
+from mirage_cli.search.schedules.original import DEEP, FUSED, KERNELS, ROW_US, original_us
 from mirage_cli.search.schedules.packed import weights
 from mirage_cli.search.schedules.target import Target, load_target
 from mirage_cli.search.schedules.tiling import BlockModel
 from mirage_cli.search.search import Searcher, SearchOptions
-from tests.codegen.programs import Build, program
+from tests.codegen.programs import Build, behind, program
 
 ROWS, WIDTH = 64, 1024
 
@@ -171,3 +171,18 @@ def test_one_operator_that_holds_an_attention_passes_blocks_in_caches() -> None:
     moved = 4 * 4 * 8 * 100 * 64 / (target.bandwidth * target.fitted(Cpu).library_bandwidth)
     assert original_us(p, 1, target) == pytest.approx(1e6 * (2 * 2 * 8 * 100**2 * 64 / rate + moved), rel=1e-3)
     assert original_us(p, 3, target) > 1.5 * original_us(p, 1, target)
+
+
+def test_new_rows_behind_caches_and_hidden_positions_have_their_price() -> None:
+    """One operator of a library for prompts: half of the products, exponentials, and new rows longer than memory takes."""
+    p, target = program(lambda g, t: behind(g, t, symbol("rows"), symbol("keys")), F16), load_target("sm_90a")
+
+    def us(rows: int, keys: int) -> float:
+        return original_us(p, FUSED, target, {"rows": rows, "keys": keys}) - KERNELS * target.kernel_us
+
+    n, c = 1 << 15, target.fitted(Block)
+    products = 2 * 2 * 2 * 64 * n**2 / 2 / (target.library_rate(F16) * c.library_rate)
+    exponentials = 2 * n**2 / 2 / target.special
+    new = ROW_US * 2 * 3 * n - 1e6 * 2 * 2 * 3 * n * 64 * 2 / target.bandwidth
+    assert us(n, n) == pytest.approx(1e6 * (products + exponentials) + new, rel=1e-3)
+    assert us(n, 2 * n) == pytest.approx(3e6 * (products + exponentials) + new, rel=1e-3)

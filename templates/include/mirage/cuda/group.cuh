@@ -4,9 +4,6 @@
 
 namespace mirage {
 
-// What this thread has written to shared memory is seen by matrix instructions of warpgroups behind the next barrier.
-MIRAGE_DEVICE void show_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // c += a * b of 64 x 16 and 16 x N, given by where they lie in tiles of panels: `a` from 16 columns of 64 rows on, `b` from
 // the first of 16 rows (or, TURNED, of 16 columns) on, whose panels are `panel` bytes apart.
 template <int N, bool TURNED, class T>

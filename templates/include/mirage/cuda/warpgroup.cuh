@@ -22,6 +22,8 @@ template <int PENDING>
 MIRAGE_DEVICE void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
+// What this thread has written to shared memory is seen by matrix instructions of warpgroups behind the next barrier.
+MIRAGE_DEVICE void show_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Registers that products write: nothing reads or writes them across this place.
 template <int N>
 MIRAGE_DEVICE void pin(float (&v)[N]) {
@@ -138,6 +140,12 @@ MIRAGE_DEVICE void load_eight(uint32_t (&v)[4], uint32_t tile, int rows, int row
                      : "r"(chunk_address(tile, rows, row, q))
                      : "memory");
     }
+}
+
+// Elements of 16 bits of a row become 0.
+MIRAGE_DEVICE void clear_row(uint32_t tile, int rows, int row, int columns) {
+    for (int c = 0; c < columns / 8; ++c)
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(chunk_address(tile, rows, row, c)), "r"(0) : "memory");
 }
 
 // --- words of two elements of 16 bits -------------------------------------------------------------------------------
