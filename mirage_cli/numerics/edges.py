@@ -76,8 +76,8 @@ def _in_turn(kinds: Sequence[Iterator[Edge]]) -> Iterator[Edge]:
 
 # --- ordinary inputs --------------------------------------------------------------------------------------------------
 def draw(source: Source, dims: Sequence[int], case: str, random: np.random.Generator) -> NDArray[Any]:
-    """A random array for one source: normal numbers (scaled by the case), small integers, or truth values that leave no
-    row without a true one."""
+    """A random array for one source: normal numbers (scaled by the case), small integers, truth values that leave no row
+    without a true one, or, where several elements share one, bytes, of which `dims` are then."""
     shape = tuple(dims)
     if source.dtype.kind == "bool":
         truth = random.random(shape) < 0.7

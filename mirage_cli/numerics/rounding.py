@@ -10,6 +10,7 @@ with huge numbers. The program, with its products and exponentials in float16, s
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,8 @@ def drawn_inputs(
     """Random arrays for the sources; all numbers of weights that are known as large as they may be."""
     random, arrays = np.random.default_rng(seed), []
     for k, source in enumerate(program.sources):
-        a = draw(source, [ex.value(e, symbols) for e in source.dims], "random", random)
+        numbers = replace(source, packed=False)
+        a = draw(numbers, [ex.value(e, symbols) for e in source.dims], "random", random)
         known = source.constant and k in largest
         arrays.append(np.copysign(largest[k], a).astype(a.dtype) if known else a)
     return tuple(arrays)

@@ -11,7 +11,7 @@ import re
 import struct
 import subprocess
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,8 @@ class Case:
         random = np.random.default_rng(int.from_bytes(self.name.encode(), "little") % 2**32)
         arrays = []
         for s in self.program.sources:
-            a = draw(s, [extents.value(e, self.symbols) for e in s.dims], "random", random)
+            numbers = replace(s, packed=False)
+            a = draw(numbers, [extents.value(e, self.symbols) for e in s.dims], "random", random)
             arrays.append((a * 0.5).astype(a.dtype) if s.dtype.is_float else a)
         return arrays
 
