@@ -80,7 +80,10 @@ bool agrees_packed(const Shape& s, int first, bool left, const char* type) {
     if constexpr (std::is_same_v<T, float>)
         if (left) {
             plain(s, part, row, depth, other.data(), other_row, other_depth, wanted.data(), c_pitch);
-            contract(c.data(), c_pitch, s.rows, s.cols, s.depth, packed_side, plain_side, s.add);
+            if (depth == 1)  // as is known of it when it is compiled, and not of the other side
+                contract<Known<0, 0, 0, 0, 1>>(c.data(), c_pitch, s.rows, s.cols, s.depth, packed_side, plain_side, s.add);
+            else
+                contract(c.data(), c_pitch, s.rows, s.cols, s.depth, packed_side, plain_side, s.add);
         }
     if (!left) {
         plain(s, other.data(), other_row, other_depth, part, row, depth, wanted.data(), c_pitch);

@@ -137,14 +137,13 @@ template <Rows FORM, class Form, int LEAST, int MOST, bool WHOLE, class T>
 }
 // Rows of `a` that lie in any way. They are turned, some at a time, where their positions do not lie side by side, and where a
 // block of them is higher than the first-level cache has room for rows that lie a multiple of its size apart. Few rows meet
-// all of a panel, so that it is read from its beginning to its end.
-template <class Form, class K, int LEAST, int MOST, bool WHOLE, class T>
+// all of a panel, so that it is read from its beginning to its end. STRIDE: how far positions of `a` lie apart; 0: not known.
+template <class Form, int64_t STRIDE, int LEAST, int MOST, bool WHOLE, class T>
 [[maybe_unused]] static void packed_parts(float* c, int64_t ldc, int rows, int cols, int depth, Operand<float> a, const T* b,
                                           int64_t panel, bool add) {
     constexpr int LEAST_TURNED = MOST > TURNED_ROWS ? 1 : LEAST, MOST_TURNED = MOST > TURNED_ROWS ? TURNED_ROWS : MOST;
     constexpr int MOST_PLAIN = BLOCK_ROWS > WAYS ? 1 : MOST;
-    constexpr bool FEW = LEAST <= MOST_PLAIN;
-    if constexpr (FEW && (K::A == 0 || K::A == 1))
+    if constexpr (LEAST <= MOST_PLAIN && (STRIDE == 0 || STRIDE == 1))
         if (a.depth == 1 && rows <= MOST_PLAIN) {
             const int reach = rows > BLOCK_ROWS ? PANEL_ROWS : depth;
             for (int k = 0; k < depth; k += reach) {
@@ -154,7 +153,7 @@ template <class Form, class K, int LEAST, int MOST, bool WHOLE, class T>
             }
             return;
         }
-    if constexpr (!FEW || MOST_PLAIN == 1 || K::A != 1) {
+    if constexpr (MOST > MOST_PLAIN || STRIDE != 1) {
         alignas(64) float turned[TURNED_ROWS * PANEL_ROWS];
         const int pieces = (rows + TURNED_ROWS - 1) / TURNED_ROWS, each = (rows + pieces - 1) / pieces;
         const int tall = (each + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
@@ -179,14 +178,14 @@ template <class K = Known<>, class T>
                                       bool add) {
     const T* const panels = begin(b);
     if (panels == nullptr || depth == 0) return contract<K>(c, ldc, rows, cols, depth, a, b.plain, add);
-    packed_parts<Plain, K, K::LEAST, K::MOST, K::WHOLE>(c, ldc, rows, cols, depth, a, panels, b.deep * PANEL, add);
+    packed_parts<Plain, K::A, K::LEAST, K::MOST, K::WHOLE>(c, ldc, rows, cols, depth, a, panels, b.deep * PANEL, add);
 }
 template <class K = Known<>, class T>
 [[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Packed<T> a, Operand<float> b,
                                       bool add) {
     const T* const panels = begin(a);
     if (panels == nullptr || depth == 0) return contract<K>(c, ldc, rows, cols, depth, a.plain, b, add);
-    packed_parts<Turned, K, 1, 1 << 20, false>(c, ldc, cols, rows, depth, b, panels, a.deep * PANEL, add);
+    packed_parts<Turned, K::DEEP, 1, 1 << 20, false>(c, ldc, cols, rows, depth, b, panels, a.deep * PANEL, add);
 }
 
 }  // namespace MIRAGE_ISA
