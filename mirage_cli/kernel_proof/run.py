@@ -212,9 +212,8 @@ class Run:
     watched: bool = True  #: whether races for shared memory are looked for
     early: frozenset[int] = frozenset()  #: numbers of other inputs that no kernel writes
     rounds: frozenset[int] = frozenset()  #: numbers of weights whose products round
-    tables: frozenset[int] = (
-        frozenset()
-    )  #: numbers of weights of which rows are chosen: here they have other numbers of rows
+    #: numbers of weights of which rows are chosen: here they have other numbers of rows
+    tables: frozenset[int] = frozenset()
     packed: Mapping[int, str] = field(default_factory=dict)  #: types of inputs whose numbers share bytes
     at_once: bool = False  #: whether copies are there as soon as they begin, and not when they are waited for
     turns: int = 1  #: of blocks that are resident, which take so many tasks of a stage one after the other

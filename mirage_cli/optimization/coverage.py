@@ -183,9 +183,9 @@ def leave_torn(model: ir.Model, work: Sequence[Work]) -> None:
         if (whole := node.meta.get(WHOLE)) is not None and node.op_type in _PRODUCTS:
             products.setdefault(whole, []).append(node)
     while products:
-        replaced = {n for w in work if w.replace for o in w.occurrences for n in o.region.nodes}
+        parts = [(w, n) for w in work if w.replace for o in w.occurrences for n in o.region.nodes]
+        replaced = {n for _, n in parts}
         torn = {whole for whole, own in products.items() if not replaced.issuperset(own)}
-        parts = ((w, n) for w in work if w.replace for o in w.occurrences for n in o.region.nodes)
         lost = {w.id: w for w, n in parts if n.meta.get(WHOLE) in torn}
         if not lost:
             return
