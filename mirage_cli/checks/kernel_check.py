@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from mirage_cli.backends.spec import OperatorSpec, TensorSpec
 from mirage_cli.checks import divergence, threshold_inputs
@@ -284,15 +285,30 @@ def extra_arrays(job: CheckJob, symbols: Mapping[str, int]) -> list[NDArray[Any]
 def original_runner(job: CheckJob, provider: str = "cpu", device: int = 0) -> Runner:
     """The original nodes in onnxruntime, as they stand in the model. The runner raises Refused for arrays that would end the
     process."""
-    isolation.doing("onnxruntime loaded the original nodes")
-    session = sessions.session(job.model, provider=provider, optimize=False, device=device, exact=True)
-    fatal = FATAL_IF_EMPTY & {n.op_type for n in onnx.load_model_from_string(job.model).graph.node}
+    nodes = onnx.load_model_from_string(job.model)
+    fatal = FATAL_IF_EMPTY & {n.op_type for n in nodes.graph.node}
+    #: onnxruntime unpacks rows of tables with zero points where it knows when it loads them how many there are
+    sized = any(s.chosen for s in job.program.sources)
+
+    @cache
+    def loaded(dims: tuple[tuple[int, ...], ...]) -> Any:
+        isolation.doing("onnxruntime loaded the original nodes")
+        for value, own in zip(nodes.graph.input, dims, strict=False):
+            shape = helper.make_tensor_type_proto(value.type.tensor_type.elem_type, own)
+            value.type.CopyFrom(shape)
+        model = nodes.SerializeToString() if dims else job.model
+        return sessions.session(model, provider=provider, optimize=False, device=device, exact=True)
+
+    if not sized:
+        loaded(())
 
     def original(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> list[NDArray[Any]]:
         if fatal and any(a.size == 0 for a in arrays):
             raise Refused(f"onnxruntime divides by zero in {min(fatal)} where a tensor is empty")
+        given = dict(zip(job.names, [*arrays, *extra_arrays(job, symbols)], strict=True))
+        session = loaded(tuple(a.shape for a in given.values()) if sized else ())
         isolation.doing("onnxruntime ran the original nodes")
-        results = sessions.run(session, dict(zip(job.names, [*arrays, *extra_arrays(job, symbols)], strict=True)))
+        results = sessions.run(session, given)
         return [results[o.name] for o in job.program.outputs]
 
     return original

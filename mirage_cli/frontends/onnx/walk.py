@@ -30,7 +30,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BOOL, I64, DType
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir import compose
-from mirage_cli.lax.ir.graph import Dims, Graph, Tensor, UnequalExtents, exact
+from mirage_cli.lax.ir.graph import Choose, Dims, Graph, Tensor, UnequalExtents, exact
 
 COUNTED = 2**16  #: elements of a constant up to which it may be positions
 COMPARED = 2**23  #: and up to which it may be a comparison of positions: a larger one is a weight
@@ -63,7 +63,14 @@ def read_graph(model: ir.Model) -> Reading:
             output.shape = shape
         walk = _walked(model, walk.least | walk.learnt, walk.most | walk.ends)
     shapes = {name: extents for name, known in walk.shapes.items() if (extents := _extents(known)) is not None}
-    return Reading(walk.graph, walk.values, shapes, walk.reasons, walk.least, walk.most)
+    return Reading(walk.graph, _rows_named(walk.graph, walk.values), shapes, walk.reasons, walk.least, walk.most)
+
+
+def _rows_named(graph: Graph, values: dict[str, int]) -> dict[str, int]:
+    """Tensors of a model by their names, and chosen rows that are none of these by what they are chosen of and by."""
+    names = {v: name for name, v in reversed(values.items())}
+    rows = {v: read for v, read in enumerate(graph.inputs) if isinstance(graph.steps[v], Choose) and v not in names}
+    return values | {f"{names[table]}[{names[index]}]": v for v, (table, index) in rows.items()}
 
 
 def _walked(model: ir.Model, least: dict[str, int], most: dict[str, int]) -> _Walk:

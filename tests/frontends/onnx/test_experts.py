@@ -36,11 +36,14 @@ FORMS: dict[str, dict[str, Any]] = {
     "normalised shares": {"activation_type": "gelu", "normalize_routing_weights": 1, "block_size": 32, "shares": True},
     "floats": {"activation_type": "silu", "normalize_routing_weights": 1, "biased": True},
     "gated floats": SWIGLU,
+    "zero points": {**SWIGLU, "block_size": 32, "zeros": True},
+    "zero points of columns": {**SWIGLU, "expert_weight_bits": 4, "zeros": True},
+    "zero points of 2 bits": {**SWIGLU, "block_size": 16, "expert_weight_bits": 2, "zeros": True},
+    "zero points of 8 bits": {**SWIGLU, "expert_weight_bits": 8, "zeros": True, "biased": True},
+    "shares of all": {"activation_type": "relu"},
 }  #: attributes, and what else the operator reads
 STAY: dict[str, dict[str, Any]] = {
-    "zero points": {**SWIGLU, "block_size": 32, "zeros": True},
     "shares of all": {"activation_type": "relu", "block_size": 32},
-    "shares of all, of floats": {"activation_type": "relu"},
     "a third product": {**SWIGLU, "swiglu_fusion": 0, "block_size": 32},
     "another choice": {**SWIGLU, "block_size": 32, "use_sparse_mixer": 1},
     "numbers of 4 bits that are no integers": {**SWIGLU, "block_size": 32, "quant_type": "nvfp4"},
@@ -74,7 +77,8 @@ def model(told: dict[str, Any], kind: str = "QMoE", wide: int = WIDE) -> onnx.Mo
         weights |= {f"{k}{n}": v for k, v in own.items()}
         named += [f"{k}{n}" if k in own else "" for k in ("wb" if floats else "wsb")]
         if told.get("zeros"):
-            weights[f"z{n}"] = random.integers(0, 256, (EXPERTS, out, -(-deep // size * bits // 8))).astype(np.uint8)
+            lines = (out, -(-deep // size * bits // 8)) if "block_size" in told else (-(-out * bits // 8),)
+            weights[f"z{n}"] = random.integers(0, 256, (EXPERTS, *lines)).astype(np.uint8)
     if kind == "QMoE":
         named += ["", "", "", *(f"z{n}" if told.get("zeros") else "" for n in (1, 2)), ""]
     named += ["shares"] if more else []
@@ -113,8 +117,10 @@ def test_the_parts_are_the_operator(form: str) -> None:
     assert "TopK" in {n.op_type for n in parts.graph.node}
     exact, apart = (evaluate.run(m, rows(), ["y"])["y"] for m in (whole, parts))
     assert np.abs(exact - apart).max() <= 1e-9 * np.abs(exact).max()
+    for name in "nm":  # onnxruntime's MoE gives other answers where it may write in place of what it reads
+        whole.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     for m in (whole, parts) if form not in NOT_ON_CPUS else (parts,):
-        (found,) = sessions.run(sessions.session(m.SerializeToString()), rows()).values()
+        found, *_ = sessions.run(sessions.session(m.SerializeToString()), rows()).values()
         off = np.abs(found - exact).max() / np.abs(exact).max()
         assert off < (1e-5 if m is parts else 2e-2)  # of 8 bits onnxruntime rounds activations
     chosen = [v for v, s in enumerate(imported.graph.steps) if isinstance(s, g.Choose)]
@@ -152,9 +158,10 @@ def test_indices_that_may_be_others_are_not_read() -> None:
 
 
 @pytest.mark.usefixtures("one_isa")
-def test_replaced_whole_or_not_at_all(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize("form", ["side by side", "zero points"])
+def test_replaced_whole_or_not_at_all(form: str, tmp_path: Path, cache: Path) -> None:
     path, out = tmp_path / "model.onnx", tmp_path / "out"
-    onnx.save(model(FORMS["side by side"]), path)
+    onnx.save(model(FORMS[form]), path)
     how = {"target": ("cpu",), "force": True, "jobs": 1, "cache": str(cache), "dim": ("batch=2", "sequence=1:1:4")}
     report = anew(str(path), out, Options(**how))
     assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}

@@ -17,7 +17,20 @@ from mirage_cli.frontends.sizes import Size
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BOOL, I64
 from mirage_cli.lax.extents import Extent
-from mirage_cli.lax.ir.graph import Concat, Dims, Graph, Input, Slice, Transpose
+from mirage_cli.lax.ir.graph import (
+    Cast,
+    Concat,
+    Dims,
+    Expand,
+    Fill,
+    Graph,
+    Input,
+    Map,
+    Reshape,
+    Slice,
+    Transpose,
+    Unpack,
+)
 
 TRAINING_IS_AN_INPUT, MASK_IS_TRUTH = 12, 10  #: the opsets from which on Dropout has these forms
 MAX_RUNS = 64  #: arithmetic runs that a Gather with constant indices is cut into
@@ -325,16 +338,47 @@ def chosen(call: Call, x: int, axis: int, index: int) -> int:
     """Rows of a weight by indices that are computed (input 1 in some dimensions), where these are known to be of rows that it
     has. Raises Refused."""
     graph, rows = call.graph, call.graph.dims(x)[axis]
-    step = graph.steps[x]
     if axis or not isinstance(rows, int) or call.dtype(1) != I64 or (below := _below(call.tensor(1))) is None:
         raise Refused("its indices are not known when the model is read")
     if below > rows:
         raise Refused(f"its indices, below {below}, are not known to be rows of {rows}")
-    if (value := graph.fill_value(x)) is not None:
-        return graph.fill(value, graph.dtype(x), (*graph.dims(index), *graph.dims(x)[1:]))
-    if not (isinstance(step, Input) and step.constant):
-        raise Refused("rows of what is no weight are chosen when the model runs")
-    return graph.choose(x, index)
+    if rows == 1 or graph.fill_value(x) is not None:  # all rows are alike
+        row = graph.slice(x, 0, 0, 1)
+        return graph.expand(graph.reshape(row, graph.dims(x)[1:]), (*graph.dims(index), *graph.dims(x)[1:]))
+    return _rows_of(graph, x, index)
+
+
+def _rows_of(graph: Graph, x: int, index: int) -> int:
+    """Rows of what is computed of weights row by row: the same of these weights' rows. Raises Refused."""
+    step, (rows, *own), of = graph.steps[x], graph.dims(x), graph.dims(index)
+
+    def part(v: int) -> int:
+        """The rows of an operand, or all of one that has no rows."""
+        dims = graph.dims(v)
+        if len(dims) == len(own) + 1 and dims[0] == rows:
+            return _rows_of(graph, v, index)
+        if len(dims) > len(own) and dims[0] != 1:
+            raise Refused("chosen rows are no rows of the weights that they are computed of")
+        return graph.reshape(v, dims[1:]) if len(dims) > len(own) else v
+
+    match step:
+        case Input(constant=True):
+            return graph.choose(x, index)
+        case Fill(value):
+            return graph.fill(value, graph.dtype(x), (*of, *own))
+        case Map(op):
+            return graph.expand(graph.map(op, *map(part, graph.inputs[x]), dtype=graph.dtype(x)), (*of, *own))
+        case Cast():
+            return graph.cast(part(graph.inputs[x][0]), graph.dtype(x))
+        case Unpack() if own:
+            return graph.unpack(part(graph.inputs[x][0]), graph.dtype(x))
+        case Expand():
+            return graph.expand(part(graph.inputs[x][0]), (*of, *own))
+        case Reshape() if graph.dims(v := graph.inputs[x][0])[:1] == (rows,):
+            return graph.reshape(_rows_of(graph, v, index), (*of, *own))
+        case Slice(dim, start, by) if dim:
+            return graph.slice(part(graph.inputs[x][0]), dim - 1 + len(of), start, own[dim - 1], by)
+    raise Refused("rows of what is no weight are chosen when the model runs")
 
 
 _REARRANGING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Expand")

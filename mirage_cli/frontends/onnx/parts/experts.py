@@ -1,8 +1,8 @@
 """Mixtures of experts (QMoE, MoE), taken apart: the choice of experts, which others compute, and products with chosen weights.
 
 A row's experts are those with its largest logits. Their weights are rows of tables, which kernels read where they are; as
-standard operators they are gathered first, and unpacked. What an execution provider does in its own way stays: shares that are
-not those of the chosen experts alone, a third product, weights that a GPU's kernel keeps in another layout; and zero points.
+operators of onnxruntime they are gathered, unpacked on the way. What an execution provider does in its own way stays: shares
+of quantised experts that are not normalised, a third product, weights that a GPU's kernel keeps in another layout.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 from mirage_cli.frontends.onnx.parts import splicing
 from mirage_cli.frontends.onnx.parts.cut_points import take_place
+from mirage_cli.frontends.onnx.parts.groups import WHOLE
 from mirage_cli.frontends.onnx.parts.splicing import OLDEST, spliced
+from mirage_cli.lax.dtypes import packed, unpacked
 
 LEAST = 16  #: positions of a block that can be unpacked; powers of two
-#: inputs of a third product, and zero points: onnxruntime does not load what unpacks numbers with these where rows are unknown
-_NOT_READ = {"QMoE": (8, 9, 10, 11, 12, 13), "MoE": (6, 7)}
-_BITS = (2, 4, 8)
+#: inputs of a third product
+_NOT_READ = {"QMoE": (8, 9, 10, 13), "MoE": (6, 7)}
 
 #: the parts of the text: [rows, k] numbers of experts and their shares; both products; their sum
 TEXT = """(x, logits%(names)s) => (y) {
@@ -43,6 +45,10 @@ TEXT = """(x, logits%(names)s) => (y) {
 OF_CHOSEN = """wide_tops = Cast <to = 1> (tops)
     wide_shares = Softmax <axis = -1> (wide_tops)
     shares = CastLike (wide_shares, x)"""
+OF_ALL = """wide_logits = Cast <to = 1> (logits)
+    wide_weights = Softmax <axis = -1> (wide_logits)
+    weights = CastLike (wide_weights, x)
+    shares = GatherElements <axis = 1> (weights, chosen)"""
 GIVEN = "shares = GatherElements <axis = 1> (weights, chosen)"
 NORMALISED = """own = GatherElements <axis = 1> (weights, chosen)
     sum = ReduceSum <keepdims = 1> (own, places)
@@ -55,17 +61,13 @@ PRODUCT = """let matrix_%(n)d = [-1, %(k)d, %(out)d, %(deep)d]
     product_%(n)d = MatMul (%(x)s, across_%(n)d)
     %(biased)s"""
 FLOATS = "floats_%(n)d = Gather <axis = 0> (w%(n)d, index)"
-UNPACKED = """let zero_%(n)d = [0], bytes_%(n)d = [1, -1, %(bytes)d], blocks_%(n)d = [1, -1, %(stored)d]
-    packed_%(n)d = Gather <axis = 0> (w%(n)d, index)
-    lines_%(n)d = Reshape (packed_%(n)d, bytes_%(n)d)
-    own_scales_%(n)d = Gather <axis = 0> (s%(n)d, index)
-    scales_%(n)d = Reshape (own_scales_%(n)d, blocks_%(n)d)
-    %(scales)s
+UNPACKED = """%(scales)s
     floats_%(n)d = com.microsoft.GatherBlockQuantized <bits = %(bits)d, block_size = %(block)d, gather_axis = 0,
-        quantize_axis = 2> (lines_%(n)d, zero_%(n)d, each_%(n)d)"""
-AS_STORED = "each_%(n)d = Identity (scales_%(n)d)"
-REPEATED = """let times_%(n)d = [1, 1, %(blocks)d]
-    each_%(n)d = Expand (scales_%(n)d, times_%(n)d)"""
+        quantize_axis = 2> (w%(n)d, index, each_%(n)d%(zeros)s)"""
+AS_STORED = "each_%(n)d = Identity (s%(n)d)"
+REPEATED = """let single_%(n)d = [0, 0, 1], times_%(n)d = [1, 1, %(blocks)d]
+    column_%(n)d = Reshape (s%(n)d, single_%(n)d)
+    each_%(n)d = Expand (column_%(n)d, times_%(n)d)"""
 BIASED = """let bias_dims_%(n)d = [-1, %(k)d, 1, %(out)d]
     own_bias_%(n)d = Gather <axis = 0> (b%(n)d, index)
     bias_%(n)d = Reshape (own_bias_%(n)d, bias_dims_%(n)d)
@@ -117,6 +119,9 @@ def take_apart(model: ir.Model, opset: int) -> None:
         if node.domain == MICROSOFT and node.op_type in _NOT_READ and opset >= OLDEST + 2:
             mixture = _mixture(node)
             if mixture is not None:
+                for v in (*mixture.first.given, *mixture.second.given):
+                    if v is not None and v.name not in model.graph.initializers:
+                        model.graph.register_initializer(v)
                 (y,) = spliced(node, "experts", mixture.text(), mixture.given(), [None], mixture.kind, True)
                 y.shape, y.type = node.outputs[0].shape, node.outputs[0].type
                 maker = y.producer()
@@ -127,15 +132,15 @@ def take_apart(model: ir.Model, opset: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The matrices [experts, out, deep] of a product: weights, scales and bias as the node has them; bits of a number (0: of
-    floats), positions of a block and how many scales a row has."""
+    """The matrices [experts, out, deep] of a product: weights, scales, bias and zero points (of blocks); bits of a number (0:
+    of floats), positions of a block and whether rows have a scale for each."""
 
     given: Sequence[ir.Value | None]
     out: int
     deep: int
     bits: int = 0
     block: int = 0
-    scales: int = 0
+    scaled: bool = False
 
     @property
     def floats(self) -> list[ir.Value]:
@@ -145,10 +150,10 @@ class _Layer:
     def text(self, n: int, x: str, k: int) -> str:
         """The text of product number `n` of `x`."""
         numbers = {"n": n, "k": k, "x": x, "out": self.out, "deep": self.deep, "bits": self.bits, "block": self.block}
-        numbers |= {"stored": self.scales, "bytes": self.deep * self.bits // 8}
         numbers |= {"blocks": self.deep // self.block if self.block else 0}
+        numbers |= {"zeros": "" if self.given[3] is None else f", z{n}"}
         parts = {
-            "scales": AS_STORED if numbers["blocks"] == self.scales else REPEATED,
+            "scales": AS_STORED if self.scaled else REPEATED,
             "biased": UNBIASED if self.given[2] is None else BIASED,
         }
         parts = {name: text % numbers for name, text in parts.items()}
@@ -176,12 +181,14 @@ class _Mixture:
         k, normalised = self.told.get("k", 1), bool(self.told.get("normalize_routing_weights", 0))
         given = [("weights", self.weights)]
         for n, layer in ((1, self.first), (2, self.second)):
-            given += [(f"{letter}{n}", v) for letter, v in zip("wsb", layer.given, strict=True)]
+            given += [(f"{letter}{n}", v) for letter, v in zip("wsbz", layer.given, strict=True)]
         return TEXT % {
             "names": "".join(f", {name}" for name, v in given if v is not None),
             "k": k,
             "wide": self.first.deep,
-            "shares": OF_CHOSEN if self.weights is None else NORMALISED if normalised else GIVEN,
+            "shares": (OF_CHOSEN if normalised else OF_ALL)
+            if self.weights is None
+            else (NORMALISED if normalised else GIVEN),
             "first": self.first.text(1, "input", k),
             "active": self.activation(),
             "second": self.second.text(2, "active", k),
@@ -215,12 +222,14 @@ def _mixture(node: ir.Node) -> _Mixture | None:
         or any(given[i] is not None for i in _NOT_READ[node.op_type])
     )
     others = any(v is not None for v in given[15 if quantised else 8 :]) or told.get("quant_type", "int") != "int"
-    own_way = weights is None and not normalised  # execution providers compute shares in different ways
+    own_way = quantised and weights is None and not normalised  # execution providers compute shares in different ways
     if stays or others or own_way or not (ways or kind in ACTIVATIONS):
         return None
     if any(not math.isfinite(told.get(n, 0.0)) for n in ("activation_alpha", "activation_beta")):
         return None
-    places = (((2, 3, 4), "fc1"), ((5, 6, 7), "fc2")) if quantised else (((2, None, 3), ""), ((4, None, 5), ""))
+    places: Sequence[tuple[Sequence[int | None], str]] = (((2, 3, 4, 11), "fc1"), ((5, 6, 7, 12), "fc2"))
+    if not quantised:
+        places = (((2, None, 3, None), ""), ((4, None, 5, None), ""))
     first, second = (_layer([None if i is None else given[i] for i in at], name, told) for at, name in places)
     x, k = given[0], told.get("k", 1)
     if x is None or first is None or second is None or k < 1:
@@ -234,7 +243,7 @@ def _mixture(node: ir.Node) -> _Mixture | None:
 
 def _layer(given: Sequence[ir.Value | None], name: str, told: Mapping[str, Any]) -> _Layer | None:
     """The matrices of a product, where they are stored and can be unpacked."""
-    weight, scale, bias = given
+    weight, scale, bias, zero = given
     stored = [v for v in given if v is not None]
     if weight is None or any(v.const_value is None or v.is_graph_input() or v.shape is None for v in stored):
         return None
@@ -243,9 +252,9 @@ def _layer(given: Sequence[ir.Value | None], name: str, told: Mapping[str, Any])
     if len(dims) != 3 or min(dims) < 1:
         return None
     if not name:
-        return _Layer((weight, None, bias), dims[1], dims[2])
+        return _Layer((weight, None, bias, None), dims[1], dims[2])
     bits = told.get(f"{name}_expert_weight_bits", told.get("expert_weight_bits", 4))
-    if bits not in _BITS or weight.dtype != ir.DataType.UINT8 or scale is None or scale.shape is None:
+    if bits not in WHOLE or weight.dtype != ir.DataType.UINT8 or scale is None or scale.shape is None:
         return None
     out, deep, block = dims[1], dims[2] * 8 // bits, told.get("block_size", 0)
     scales = [int(d) for d in scale.shape.numpy()][2:]
@@ -256,4 +265,28 @@ def _layer(given: Sequence[ir.Value | None], name: str, told: Mapping[str, Any])
         fits = scales == [deep // block] and deep % block == 0 and block & (block - 1) == 0
     if not fits or block < LEAST:
         return None
-    return _Layer((weight, scale, bias), out, deep, bits, block, scales[0] if scales else 1)
+    if zero is not None and zero.dtype == ir.DataType.UINT8:
+        assert zero.shape is not None
+        lines = [out, -(-deep // block * bits // 8)] if scales else [-(-out * bits // 8)]
+        if zero.shape.numpy() != (dims[0], *lines):
+            return None
+        zero = zero if scales else _for_blocks(zero, bits, out, deep // block)
+    elif zero is not None:
+        return None
+    return _Layer((weight, scale, bias, zero), out, deep, bits, block, bool(scales))
+
+
+def _for_blocks(zero: ir.Value, bits: int, out: int, blocks: int) -> ir.Value:
+    """Zero points [experts, out] of rows, for each block of them: [experts, out, blocks], packed along the last dimension."""
+    stored, dtype, each = zero.const_value, WHOLE[bits], WHOLE[bits].per_byte
+    assert stored is not None
+    dims = (int(stored.shape.numpy()[0]), out, -(-blocks // each))
+
+    def repeated() -> ir.TensorProtocol:
+        numbers = unpacked(stored.numpy(), dtype)[:, :out, None]
+        filled = np.repeat(numbers, dims[2] * each, axis=2)
+        return ir.tensor(packed(filled, dtype).reshape(dims))
+
+    name = f"{zero.name}/blocks"
+    tensor = ir.LazyTensor(repeated, dtype=ir.DataType.UINT8, shape=ir.Shape(dims), name=name)
+    return ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
