@@ -20,8 +20,8 @@ from mirage_cli.options import settings
 @common.settings_options("shape", "dim", "target", "arch", "only", "skip", "data")
 @common.speaking
 def inspect(voice: Voice, path: str, **given: Any) -> None:
-    """Show which fragments a model (.onnx, .pt, or - for standard input) has and why the rest is left alone, or what an
-    output folder holds."""
+    """Show which fragments a model (.onnx, .pt, or - for standard input) has and why the rest is left alone: of every model
+    where it is a folder of onnxruntime-genai or transformers.js. Of an output folder, what it holds."""
     options = settings.options(common.given_values(given))
     common.check_input(path)
     from mirage_cli.inspection import summary

@@ -189,6 +189,17 @@ class Inspect(TypedDict):
     ]
 
 
+class Inspections(TypedDict):
+    """A folder of onnxruntime-genai or transformers.js with several models; of one alone its own document."""
+
+    mirage: Version
+    schema_version: SchemaVersion
+    kind: A[str, says("`models`.")]
+    folder: A[str, says("Its path.")]
+    models: A[dict[str, Object], says("What `mirage inspect` prints, by the file of each model.")]
+    notes: A[list[str], says("Which models stay as they are, and why.")]
+
+
 class Side(TypedDict):
     """A folder."""
 
@@ -273,6 +284,7 @@ FORMS = {
     "mirage bench, several models": Models,
     "mirage bench --generate": Generation,
     "mirage inspect": Inspect,
+    "mirage inspect, several models": Inspections,
     "mirage compare": Compare,
     "mirage doctor": Doctor,
     "errors": Errors,

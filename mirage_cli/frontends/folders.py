@@ -80,6 +80,11 @@ def is_output(folder: Path) -> bool:
     return (folder / MARK).is_file()
 
 
+def has_models(folder: Path) -> bool:
+    """Whether a folder is one of either kind, and no output."""
+    return not is_output(folder) and ((folder / CONFIG).is_file() or any(folder.glob(f"onnx/*{_SUFFIX}")))
+
+
 def read(path: Path) -> ModelFolder:
     """The models of a folder. Raises ModelError where it is neither kind, or its configuration cannot be read."""
     if is_output(path):

@@ -35,7 +35,7 @@ def optimize(path: Path, out: Path, options: Options, progress: Progress | None 
     source = folders.read(path)
     if os.path.realpath(out).startswith(os.path.join(os.path.realpath(path), "")):
         raise UsageError(f"{out} lies in {path}, whose files are copied", "choose another folder with -o")
-    own = _options(source, options)
+    own = options_of(source, options)
     if options.dry_run:
         nowhere = nullcontext(out)
         found = {m.file: story.made(str(path / m.file), out, nowhere, own[m.file], progress) for m in source.members}
@@ -51,7 +51,7 @@ def optimize(path: Path, out: Path, options: Options, progress: Progress | None 
     return FolderReport(str(path), reports, source.notes)
 
 
-def _options(source: ModelFolder, options: Options) -> dict[str, Options]:
+def options_of(source: ModelFolder, options: Options) -> dict[str, Options]:
     """The options of each model: kernels for CPUs alone where nothing is asked for and it runs on these, and of --dim and
     --shape those that are of its inputs. Raises UsageError for what none has."""
     asked_for = options.target or options.arch or options.gpu is not None

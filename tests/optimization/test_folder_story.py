@@ -205,3 +205,29 @@ def test_a_dry_run_reports(tmp_path: Path, cache: Path) -> None:
     report = mi.optimize_folder(source, cache=str(cache), dry_run=True, **OPTIONS)
     assert list(report.to_json()["models"]) == ["text.onnx", "vision.onnx"]
     assert {p.name for p in tmp_path.iterdir()} == {"in"}
+
+
+def test_every_model_of_a_folder_is_inspected(tmp_path: Path) -> None:
+    folder = genai(tmp_path / "alone")
+    alone = mi.inspect(folder).to_json()
+    assert alone == mi.inspect(folder / "text.onnx").to_json()
+    folder = genai(tmp_path / "several", **VISION)
+    saved(folder / "vision.onnx", PLAIN)
+    found = mi.inspect(folder, dim=["rows=2"])
+    document = found.to_json()
+    assert {k: document[k] for k in ("kind", "folder", "notes")} == {
+        "kind": "models",
+        "folder": str(folder),
+        "notes": [],
+    }
+    assert [*document["models"]] == ["text.onnx", "vision.onnx"]
+    assert document["models"]["text.onnx"] == mi.inspect(folder / "text.onnx", dim=["rows=2"]).to_json()
+    assert "text.onnx" in found.text() and "vision.onnx" in found.text() and "vision.onnx" in repr(found)
+    saved(tmp_path / "js" / "onnx" / "model.onnx")
+    (fragment,) = mi.inspect(tmp_path / "js").to_json()["fragments"]
+    assert fragment["name"] == "norm_linear"
+    foreign = genai(
+        tmp_path / "foreign", vision={**VISION["vision"], "session_options": {"custom_ops_library": "own.so"}}
+    )
+    saved(foreign / "vision.onnx", PLAIN)
+    assert mi.inspect(foreign).to_json()["notes"][-1].startswith("vision.onnx stays as it is")
