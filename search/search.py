@@ -34,7 +34,7 @@ from mirage_cli.search.schedules.ranking import Beside, Models, beside, ranked, 
 from mirage_cli.search.schedules.schedule import Schedule, launches
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.stages import least_us, staged_ways
-from mirage_cli.search.ways import MARGIN, Option, alike, best_combinations, fitting_options
+from mirage_cli.search.ways import MARGIN, Option, alike, best_combinations, fitting_options, in_turn
 
 FAR_FROM_FLOOR = 3  #: launches above the floor from which on values may be worth storing
 NEAR_FLOOR = 2  #: the same where the best way has no room for its operands
@@ -403,7 +403,7 @@ class Searcher:
         return Candidate(
             o.graph,
             tuple(r.schedule for r in o.ranks),
-            sum(p.us for p in predictions),
+            o.behind_us + sum(p.us for p in predictions),
             floor,
             (o.score, sum(p.moved for p in predictions)),
         )
@@ -463,7 +463,7 @@ class Searcher:
             for places in (
                 best_combinations([len(ranks) for ranks in kernels], self.options.apart) if all(kernels) else ()
             ):
-                yield Option(graph, tuple(ranks[k] for k, ranks in zip(places, kernels, strict=True)))
+                yield in_turn(graph, [ranks[k] for k, ranks in zip(places, kernels, strict=True)], target)
 
     def _second(self, graph: KernelGraph, target: Target, known: list[Ranked]) -> tuple[KernelGraph, list[Ranked]]:
         """The kernel graph with the best block graph for what its second kernel computes."""
@@ -495,4 +495,4 @@ class Searcher:
             if chosen is None:
                 return
             graph = link(program, parts, [o.graph for o in chosen])
-            yield Option(graph, tuple(r for o in chosen for r in o.ranks))
+            yield in_turn(graph, [r for o in chosen for r in o.ranks], target)

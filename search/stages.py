@@ -51,7 +51,7 @@ def staged_ways(
 def least_us(graph: KernelGraph, schedules: Sequence[Schedule], us: float, target: Target) -> float:
     """What a muGraph that takes so long takes at least with its launches as stages of one."""
     c = target.fitted(Strip)
-    return us + (c.barrier_us - c.launch_us) * (len(launches(graph, schedules)) - 1)
+    return us + (c.barrier_us - c.launch_us - c.behind_us) * (len(launches(graph, schedules)) - 1)
 
 
 def _schedules(

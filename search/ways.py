@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.cost import Ranked
-from mirage_cli.search.schedules.ranking import Beside, together_us
-from mirage_cli.search.schedules.schedule import Schedule, block_shape
+from mirage_cli.search.schedules.ranking import Beside, behind_us, together_us
+from mirage_cli.search.schedules.schedule import Schedule, block_shape, launches
 from mirage_cli.search.schedules.target import Target
 
 MARGIN = 1.1  #: how much better than one kernel several have to be predicted: the model is not more exact than that
@@ -39,6 +39,7 @@ class Option:
 
     graph: KernelGraph
     ranks: tuple[Ranked, ...]
+    behind_us: float = 0.0  #: see `ranking.behind_us`
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -48,12 +49,18 @@ class Option:
     @property
     def sum(self) -> float:
         """The scores of its kernels together."""
-        return sum(r.score for r in self.ranks)
+        return self.behind_us + sum(r.score for r in self.ranks)
 
     @property
     def score(self) -> float:
         """The score by which it is ranked."""
         return self.sum * (MARGIN if len(self.ranks) > 1 else 1.0)
+
+
+def in_turn(graph: KernelGraph, ranks: Sequence[Ranked], target: Target) -> Option:
+    """Kernels that follow each other as a way to compute a program."""
+    runs = launches(graph, [r.schedule for r in ranks], target.kind == "cuda")
+    return Option(graph, tuple(ranks), behind_us(graph, runs, target))
 
 
 def alike(

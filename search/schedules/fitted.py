@@ -89,6 +89,7 @@ class Strip:
     """The section `strip`: the engine `strip`."""
 
     launch_us: float  #: microseconds from launch to launch, with nothing in between
+    behind_us: float  #: microseconds more of a launch that reads what the one in front of it wrote
     barrier_us: float  #: microseconds of a barrier of the grid, with all that a stage behind it takes to start
     wave_us: float  #: microseconds of every further wave of blocks
     cluster_us: Mapping[int, float]  #: microseconds of blocks that wait for one another, by their number

@@ -140,8 +140,21 @@ def total_us(
     """The prediction for a kernel graph, in microseconds: its launches one after the other. Raises Refused."""
     parts = [beside(k, s, target, sizes, models) for k, s in zip(graph.kernels, schedules, strict=True)]
     on_gpu = target.kind == "cuda"
-    found = staged(schedules, launches(graph, schedules, on_gpu), on_gpu)
-    return sum(staged_us([[parts[n] for n in run] for run in stages], target) for stages in found)
+    runs = launches(graph, schedules, on_gpu)
+    found = staged(schedules, runs, on_gpu)
+    behind = behind_us(graph, [run for run in runs if not schedules[run.start].stage], target)
+    return behind + sum(staged_us([[parts[n] for n in run] for run in stages], target) for stages in found)
+
+
+def behind_us(graph: KernelGraph, runs: Sequence[range], target: Target) -> float:
+    """Microseconds of launches, each of a run of kernels, that read what the launch in front of them wrote, beside what each
+    takes by itself."""
+    if target.kind != "cuda" or not target.features.dependent_launch:
+        return 0.0
+    kernels = graph.kernels
+    written = ({t for n in run for t in kernels[n].outputs} for run in runs)
+    read = ({t for n in run for t in kernels[n].inputs} for run in runs[1:])
+    return target.fitted(Strip).behind_us * sum(not w.isdisjoint(r) for w, r in zip(written, read, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

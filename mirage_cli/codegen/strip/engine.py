@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mirage_cli.codegen.requests.request import Kernel, Launch, Request
 from mirage_cli.codegen.strip.base import EACH_GROUP, SHOWN
+from mirage_cli.codegen.strip.merge import SENT
 from mirage_cli.codegen.strip.parts import StripParts
 from mirage_cli.codegen.strip.values import SWIZZLED, OperandTile
 from mirage_cli.codegen.terms.expressions import SYNC, THREAD
@@ -122,7 +123,7 @@ class _Kernel(StripParts):
             *self.moves(),
             *self.walked(),
             k.let("int", "mine", k.select(steps > group, turns, 0)),
-            *([k.run("cluster_arrive_relaxed")] if self.splits > 1 else []),
+            *self.arrives(),
             self.loader("load_constants", k.when(TURN >= "mine", ir.Return()), *self.stage(*self.loads(constants))),
             self.loader("load_others", k.when(TURN < "mine", *self.stage(*self.loads(others))), COMMITTED),
             k.loop("turn", ahead, k.run("load_constants", TURN, TURN)),
@@ -136,6 +137,13 @@ class _Kernel(StripParts):
             *([k.run("copy_wait", static=[ahead]), SYNC] if awaits else []),
             *lines,
         ]
+
+    def arrives(self) -> list[ir.Statement]:
+        """A block of a cluster is ready for what others will send it."""
+        if self.splits == 1:
+            return []
+        start = k.run("expect_sent", SENT, k.total(self.sent))
+        return [k.when(k.binary("==", THREAD, 0), start), k.run("cluster_arrive_relaxed")]
 
     def loader(self, name: str, *body: ir.Statement) -> ir.Declare:
         """A function that starts the copies of an iteration to a stage of the ring."""

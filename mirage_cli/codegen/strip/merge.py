@@ -14,6 +14,7 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.mugraph import EPILOGUE, GRID, BlockOp
 
 ARRIVED = k.run("cluster_wait")  #: all blocks of a cluster have come so far
+SENT = "sent"  #: the barrier of a block that counts what others send it
 LEAST: ir.Expression = -k.number("INFINITY")
 
 
@@ -23,7 +24,7 @@ class StripMerge(StripResults):
     def finish(self) -> None:
         """Everything behind the loop."""
         self.smalls = {}
-        self.epilogue = []
+        self.epilogue, self.sent = [], []
         self.merged = {}
         self.gathered = {}
         self.rows_inside = self.inner_side()
@@ -216,6 +217,7 @@ class StripMerge(StripResults):
         if len(self.g.split) != 1 or not 2 <= self.splits <= 16:
             raise Refused(f"{self.splits} blocks would make a cluster")
         self.epilogue.append(ARRIVED)
+        self.memory.keep(SENT, "float", 8)
         self.declare.append(k.let("unsigned", "rank", f"{self.g.split[0]}_block"))
         ops = [o for o in self.g.ops if o.phase == GRID]
         sent: list[str] = []
@@ -224,7 +226,7 @@ class StripMerge(StripResults):
                 if v not in sent:
                     sent.append(v)
                     self.send(v)
-        self.epilogue += [k.run("cluster_arrive"), ARRIVED]
+        self.epilogue.append(k.run("await_sent", SENT))
         before = len(self.epilogue)
         for o in ops:
             if o.op in ("grid_sum", "grid_top"):
@@ -243,17 +245,23 @@ class StripMerge(StripResults):
         if isinstance(d, Domain):
             own = -(-d.chunks // s)
             self.memory.keep(name, "float", 4 * s * own * d.vector)
-            place = k.call("in_block", name, i / own) + (rank * own + i % own) * d.vector
-            put = k.run("put_floats", place, "share")
-            self.epilogue.append(self.over_domain(d, *self.chunk_values(e, d, "share"), put))
+            to = k.name(name) + (rank * own + i % own) * d.vector
+            send = k.run("send_floats", to, i / own, "share", SENT)
+            self.epilogue.append(self.over_domain(d, *self.chunk_values(e, d, "share"), send))
+            rest = k.select(k.binary("==", rank, d.chunks // own), d.chunks % own, 0) if d.chunks % own else ir.lift(0)
+            chunks = own if s * own == d.chunks else k.select(rank < d.chunks // own, own, rest)
+            self.sent.append(ir.lift(chunks) * (4 * s * d.vector))
             return
         n = count(d)
+        self.sent.append(ir.lift(4 * s * n))
         self.memory.keep(name, "float", 4 * s * n)
         out = Lets()
         guard = self.guard(e, d, EPILOGUE, out)
-        share = k.let("float", "share", self.value_of(e, EPILOGUE, out, self.element_behind, None, guard))
-        put_all = k.loop("to", s, k.assign(k.call("in_block", name, "to")[rank * n + i], "share"), type_="unsigned")
-        self.epilogue.append(over_threads("i", n, *decode(d, "i"), *out.statements, share, put_all))
+        value = self.value_of(e, EPILOGUE, out, self.element_behind, None, guard)
+        share = k.declare("float", "share", k.array(value), dims=[1])
+        send = k.run("send_floats", k.name(name) + (rank * n + i), "to", "share", SENT)
+        send_all = k.loop("to", s, send, type_="unsigned")
+        self.epilogue.append(over_threads("i", n, *decode(d, "i"), *out.statements, share, send_all))
 
     def receive(self, o: BlockOp) -> None:
         """A maximum or sum over the blocks of a cluster."""

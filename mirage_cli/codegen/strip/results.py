@@ -57,6 +57,7 @@ class StripResults(StripLoop):
     gathered: dict[str, str]  #: strips summed over blocks -> where the shares are
     rows_inside: bool
     epilogue: list[ir.Statement]
+    sent: list[ir.Expression]  #: bytes that the blocks of a cluster send this one, its own share among them
 
     def part_shape(self, m: Matrix) -> tuple[int, int]:
         """(rows, pitch) of a group's part of a strip in shared memory."""

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mirage_cli.kernel_interpreter.memory import Fault, Pointer
+from mirage_cli.kernel_interpreter.instructions.barriers import meet
+from mirage_cli.kernel_interpreter.instructions.common import put_vector, stacked
+from mirage_cli.kernel_interpreter.memory import Cells, Fault, Pointer
 from mirage_cli.kernel_interpreter.numbers import Array
 from mirage_cli.kernel_interpreter.registry import instruction
 
@@ -80,6 +82,53 @@ def _cluster_wait(s: Any, static: Sequence[Any]) -> None:
         s.world.clocks.learn(np.unique(s.warps[own & s.active]), barrier.known[warps].max(axis=0))
     barrier.arrived[s.lanes[s.active]] = False
     barrier.passed[s.lanes[s.active]] = True
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the blocks of a cluster send one of them: bytes that it waits for, those that came, and what their senders knew."""
+
+    expected: int
+    known: Array
+    came: int = 0
+
+
+@instruction("expect_sent")
+def _expect_sent(s: Any, static: Sequence[Any], barrier: Pointer, bytes_: Any) -> None:
+    sent = s.world.barriers.setdefault("sent", {})
+    for block, n in zip(s.block[s.active], np.broadcast_to(bytes_, s.active.shape)[s.active], strict=True):
+        if _barrier(s).arrived[s.lanes[s.block == block]].any() or int(block) in sent:
+            raise Fault("expect_sent: others may have begun to send")
+        sent[int(block)] = Sent(int(n), np.zeros_like(s.world.clocks.known[0]))
+
+
+@instruction("send_floats")
+def _send_floats(s: Any, static: Sequence[Any], to: Pointer, rank: Any, x: Cells, barrier: Pointer) -> None:
+    there = in_block(s, (), to, rank)
+    put_vector(s, there, stacked(s, x))
+    sent = s.world.barriers.get("sent", {})
+    for warp in np.unique(s.warps[s.active]):
+        own = s.active & (s.warps == warp)
+        seen = s.world.clocks.publish(int(warp))
+        for block, n in zip(*np.unique(there.block[own], return_counts=True), strict=True):
+            if int(block) not in sent:
+                raise Fault("send_floats: the other block expects nothing")
+            entry = sent[int(block)]
+            entry.came += int(n) * 4 * x.size
+            entry.known = np.maximum(entry.known, seen)
+
+
+@instruction("await_sent")
+def _await_sent(s: Any, static: Sequence[Any], barrier: Pointer) -> None:
+    """Exactly what was expected has been sent, by blocks that run in step."""
+    sent = s.world.barriers.get("sent", {})
+    for block in np.unique(s.block[s.active]):
+        entry = sent.get(int(block))
+        if entry is None or entry.came != entry.expected:
+            raise Fault(f"await_sent: {entry.came if entry else 0} bytes of {entry.expected if entry else 0} were sent")
+        s.world.clocks.learn(np.unique(s.warps[s.active & (s.block == block)]), entry.known)
+        del sent[int(block)]
+    meet(s, "__syncthreads", s.block, s.world.launch.threads)
 
 
 @instruction("in_block")

@@ -49,9 +49,10 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     [[maybe_unused]] __half* const t3_tile = reinterpret_cast<__half*>(shared + 14336);
     [[maybe_unused]] float* const t7_top_all = reinterpret_cast<float*>(shared + 15360);
     [[maybe_unused]] __half* const t7_shared_all = reinterpret_cast<__half*>(shared + 15872);
-    [[maybe_unused]] float* const t7_max_shares = reinterpret_cast<float*>(shared + 19968);
-    [[maybe_unused]] float* const t10_shares = reinterpret_cast<float*>(shared + 20224);
-    [[maybe_unused]] float* const t11_shares = reinterpret_cast<float*>(shared + 23296);
+    [[maybe_unused]] float* const sent = reinterpret_cast<float*>(shared + 19968);
+    [[maybe_unused]] float* const t7_max_shares = reinterpret_cast<float*>(shared + 20096);
+    [[maybe_unused]] float* const t10_shares = reinterpret_cast<float*>(shared + 20352);
+    [[maybe_unused]] float* const t11_shares = reinterpret_cast<float*>(shared + 23424);
     [[maybe_unused]] float* const t10_part = reinterpret_cast<float*>(shared + 0);
     [[maybe_unused]] float* const t11_part = reinterpret_cast<float*>(shared + 9216);
     [[maybe_unused]] float* const t7_max_part = reinterpret_cast<float*>(shared + 9728);
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     const Tile<__half, 32, 32> t7_shared{t7_shared_all + group * 1024};
     const int steps = static_cast<int>((min(offset_t(c_at + 160), offset_t(264)) - c_at + 31) / 32);
     const int mine = steps > group ? (steps - group + GROUPS - 1) / GROUPS : 0;
+    if (threadIdx.x == 0) expect_sent(sent, 192 + 96 * 32 + 192);
     cluster_arrive_relaxed();
     auto load_constants = [&](int turn, int slot) {
         (void)slot;
@@ -238,8 +240,10 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     #pragma unroll 1
     for (int i = threadIdx.x; i < 24; i += THREADS) {
         [[maybe_unused]] const int i_a = i;
-        const float share = t7_max_merged[i_a];
-        for (unsigned to = 0; to < 2; ++to) in_block(t7_max_shares, to)[rank * 24 + i] = share;
+        float share[1] = {t7_max_merged[i_a]};
+        for (unsigned to = 0; to < 2; ++to) {
+            send_floats(t7_max_shares + (rank * 24 + i), to, share, sent);
+        }
     }
     #pragma unroll 1
     for (int i = threadIdx.x; i < 192; i += THREADS) {
@@ -256,16 +260,15 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
             [[maybe_unused]] const int i_b = first + e;
             share[e] = t10_x[e];
         }
-        put_floats(in_block(t10_shares, i / 96) + (rank * 96 + i % 96) * 4, share);
+        send_floats(t10_shares + (rank * 96 + i % 96) * 4, i / 96, share, sent);
     }
     #pragma unroll 1
     for (int i = threadIdx.x; i < 24; i += THREADS) {
         [[maybe_unused]] const int i_a = i;
-        const float share = t11_merged[i_a];
-        for (unsigned to = 0; to < 2; ++to) in_block(t11_shares, to)[rank * 24 + i] = share;
+        float share[1] = {t11_merged[i_a]};
+        for (unsigned to = 0; to < 2; ++to) send_floats(t11_shares + (rank * 24 + i), to, share, sent);
     }
-    cluster_arrive();
-    cluster_wait();
+    await_sent(sent);
     #pragma unroll 1
     for (int r = threadIdx.x; r < 24; r += THREADS) {
         float x = -INFINITY;
@@ -329,7 +332,7 @@ extern "C" MIRAGE_EXPORT int mirage_across(const void* const* in, void* const* o
         const int64_t blocks = int64_t{1} * 1 * 2;
         if (blocks > 0) {
             static std::atomic<uint64_t> admitted{0};
-            status = mirage::launch(kernel0, admitted, blocks, 256, 23552, 2, true, stream, p);
+            status = mirage::launch(kernel0, admitted, blocks, 256, 23680, 2, true, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }
