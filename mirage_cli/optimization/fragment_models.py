@@ -38,6 +38,7 @@ from mirage_cli.runtime import inner_tensors, sessions
 
 Array = NDArray[Any]
 MAX_CALLS = 60  #: of an operator in one model
+LARGE = 1 << 16  #: bytes of weights that no two calls have in common
 MAX_BYTES = 1 << 30  #: of all tensors of a model that calls an operator more than once, and of weights stored in it
 
 
@@ -127,8 +128,17 @@ class FragmentModel:
         return arrays
 
     def weight(self, i: int, k: int) -> Array:
-        """A weight for call `k`: that of a place in the model, as it is: kernels rely on the values of some (masks)."""
-        return self.constants[i][k % len(self.constants[i])]
+        """A weight for call `k`: that of a place in the model, whose values kernels may rely on (masks). Further calls have
+        one number of a large one changed in its last bit: onnxruntime stores equal weights once, and reads them in caches."""
+        places = self.constants[i]
+        again, place = divmod(k, len(places))
+        weight = places[place]
+        if not again or weight.nbytes < LARGE or not np.issubdtype(weight.dtype, np.floating):
+            return weight
+        own = weight.copy()
+        number = own.flat[again]
+        own.flat[again] = np.nextafter(number, own.dtype.type(0)) if np.isfinite(number) else number
+        return own
 
 
 def _onnx_type(dtype: DType) -> int:

@@ -39,7 +39,7 @@ from mirage_cli.search.schedules.target import Target
 
 TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered
-LARGE_PAGE = 1 << 21  #: bytes from which packed weights lie in large pages, as in include/mirage/pack.hpp
+LARGE_PAGES = 1 << 16  #: bytes from which packed weights lie in large pages, as in include/mirage/pack.hpp
 UNPACK_FLOPS = 4  #: vector operations on a GPU for an element that shares its byte with others
 BARRIER_OPS = ("top", "sum", "running", "contract", *EXTREMES)
 
@@ -385,7 +385,7 @@ class _Estimate:
             segment = self.segment(o)
             share = c.scattered + (1 - c.scattered) * segment / (segment + c.segment)
             if o.name in self.m.panels:
-                share = np.where(first < LARGE_PAGE, 1.0, c.large_pages)
+                share = np.where(first < LARGE_PAGES, 1.0, c.large_pages)
             time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * c.cache_factor)
         return (time + bytes_written(self.m.p, self.m.sizes) / t.bandwidth) * 1e6
 

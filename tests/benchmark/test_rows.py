@@ -88,6 +88,15 @@ def test_the_model_computes_the_original_nodes(fragment: FragmentModel) -> None:
         assert np.allclose(found[f"out0_{k}"], wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_no_two_calls_have_a_large_weight_in_common(fragment: FragmentModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime stores equal weights once, and would read them in caches; small ones stay as they are (masks)."""
+    small = [fragment.weight(1, k) for k in range(6)]
+    monkeypatch.setattr(fragment_models, "LARGE", 1)
+    own = [fragment.weight(1, k) for k in range(6)]
+    assert len({w.tobytes() for w in small}) == 2 and len({w.tobytes() for w in own}) == 6
+    assert all(np.allclose(a, b, rtol=1e-6, atol=0) for a, b in zip(small, own, strict=True))
+
+
 def test_calls_and_seeds_draw_different_values(fragment: FragmentModel) -> None:
     first, again, other = (fragment.inputs(2, seed) for seed in (0, 0, 1))
     assert all(np.array_equal(first[n], again[n]) for n in first)

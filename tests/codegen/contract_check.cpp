@@ -89,7 +89,7 @@ bool agrees_packed(const Shape& s, int first, bool left, const char* type) {
         plain(s, other.data(), other_row, other_depth, part, row, depth, wanted.data(), c_pitch);
         contract(c.data(), c_pitch, s.rows, s.cols, s.depth, plain_side, packed_side, s.add);
     }
-    std::free(panels);
+    release(panels);
     if (c == wanted) return true;
     std::printf("packed %s: %d x %d over %d from %d, left %d, a turned %d, b turned %d, add %d, pad %d\n", type, s.rows, s.cols,
                 s.depth, first, left, s.a_turned, s.b_turned, s.add, s.pad);
@@ -149,7 +149,7 @@ bool agrees_split(const Shape& s, int first, int k, bool left, float odd) {
             if (usual_row) error += (c[at] - sum) * (c[at] - sum), usual += (plainly[at] - sum) * (plainly[at] - sum), scale += terms * terms;
         }
     right &= std::sqrt(error) <= 1.2 * std::sqrt(usual) + (s.rows * s.cols < 100 ? 1e-7 * std::sqrt(scale) : 0);
-    std::free(form.data);
+    release(form.data);
     if (right) return true;
     std::printf("split: %d x %d over %d from %d, %d, left %d, a turned %d, b turned %d, add %d, odd %g: taken %d, off by %g, %g\n",
                 s.rows, s.cols, s.depth, first, k, left, s.a_turned, s.b_turned, s.add, double(odd), taken, std::sqrt(error), std::sqrt(usual));
@@ -248,7 +248,7 @@ bool agrees_quantised(const Shape& s, int first, int block, bool left, bool pane
             }
         c = usual;
     }
-    for (void* p : made) std::free(p);
+    for (void* p : made) release(p);
     float off = 0;  // products have more bits than floats: sums are rounded
     for (size_t i = 0; i < c.size(); ++i) off = std::max(off, std::abs(c[i] - wanted[i]) / (std::abs(wanted[i]) + Q::LOW * s.depth));
     if (spreads && off < (in_bytes ? 3e-6f : 1e-6f)) return true;
@@ -317,7 +317,7 @@ bool agrees_levels(const Shape& s, int first, bool left, bool panels) {
             const float found = c[static_cast<size_t>(i * c_pitch + j)], wanted = float(sum) + (s.add ? GUARD : 0.0f);
             same &= panels && first % 16 == 0 ? found == wanted : std::abs(found - wanted) <= 4e-6f * s.depth * 65025;
         }
-    for (void* p : made) std::free(p);
+    for (void* p : made) release(p);
     if (same) return true;
     std::printf("levels, %d bits, same %d: %d x %d over %d from %d, left %d, panels %d\n", Q::BITS, SAME, s.rows, s.cols, s.depth, first,
                 left, panels);

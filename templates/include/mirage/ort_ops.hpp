@@ -305,7 +305,7 @@ private:
     void forget_packed() {
         for (const PackedForm& p : packed) {
             packed_bytes -= p.bytes;
-            free(p.data);
+            release(p.data);
         }
     }
 

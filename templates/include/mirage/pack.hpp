@@ -102,15 +102,66 @@ inline void pack_numbers(const mirage_packing& p, const T* from, T* to) {
             for (int64_t j = first; j < first + panel; ++j)
                 to[first * deep + k * panel + j - first] = j < columns ? from[j * p.row + k * p.depth] : T(0);
 }
-// Memory in large pages where the system has them: a core reads them half as fast again as small ones. nullptr: there is none.
-inline void* pages(size_t bytes) {
-    constexpr size_t large = size_t(2) << 20;
+// Memory in large pages where the system has them: a core reads them half as fast again as small ones. Pieces share chunks, so that
+// what ends inside of a large page, and what is smaller than one, lies in such too; a chunk goes with the last of its pieces.
+struct Chunk {
+    size_t size, used, pieces;
+};
+constexpr size_t large_page = size_t(2) << 20, chunk_size = size_t(32) << 20;
+constexpr size_t small_piece = size_t(64) << 10;  // bytes from which a piece lies in a chunk
+constexpr size_t piece_line = 64;                 // bytes in front of a piece, which tell its chunk, and at the beginning of a chunk
+inline std::atomic_flag chunks_taken = ATOMIC_FLAG_INIT;
+inline Chunk* last_chunk = nullptr;
+
+struct ChunksLock {
+    ChunksLock() {
+        while (chunks_taken.test_and_set(std::memory_order_acquire)) {
+        }
+    }
+    ~ChunksLock() { chunks_taken.clear(std::memory_order_release); }
+};
+inline Chunk* new_chunk(size_t bytes) {
+    const size_t size = bytes <= chunk_size ? chunk_size : (bytes + large_page - 1) / large_page * large_page;
     void* memory = nullptr;
-    if (posix_memalign(&memory, bytes < large ? 64 : large, bytes) != 0) return nullptr;
+    if (posix_memalign(&memory, large_page, size) != 0) return nullptr;
 #if defined(MADV_HUGEPAGE)
-    if (bytes >= large) madvise(memory, bytes / large * large, MADV_HUGEPAGE);  // else pages stay small
+    madvise(memory, size, MADV_HUGEPAGE);  // else pages stay small
 #endif
-    return memory;
+    Chunk* const chunk = static_cast<Chunk*>(memory);
+    *chunk = {size, piece_line, 0};
+    return chunk;
+}
+// A piece of memory, aligned to 64 bytes, for `release`. nullptr: there is none.
+inline void* pages(size_t bytes) {
+    const size_t whole = piece_line + (bytes + 63) / 64 * 64;
+    Chunk* chunk = nullptr;
+    void* memory = nullptr;
+    if (bytes < small_piece) {
+        if (posix_memalign(&memory, 64, whole) != 0) return nullptr;
+    } else {
+        const ChunksLock lock;
+        if (last_chunk == nullptr || last_chunk->size - last_chunk->used < whole) {
+            Chunk* const made = new_chunk(piece_line + whole);
+            if (made == nullptr) return nullptr;
+            last_chunk = made;
+        }
+        chunk = last_chunk;
+        memory = reinterpret_cast<char*>(chunk) + chunk->used;
+        chunk->used += whole;
+        ++chunk->pieces;
+    }
+    *static_cast<Chunk**>(memory) = chunk;
+    return static_cast<char*>(memory) + piece_line;
+}
+inline void release(void* piece) {
+    if (piece == nullptr) return;
+    void* const memory = static_cast<char*>(piece) - piece_line;
+    Chunk* const chunk = *static_cast<Chunk**>(memory);
+    if (chunk == nullptr) return free(memory);
+    const ChunksLock lock;
+    if (--chunk->pieces > 0) return;
+    if (chunk == last_chunk) last_chunk = nullptr;
+    free(chunk);
 }
 // Numbers of `bits` bits in words, or as a byte each, with the top bit turned.
 template <class T>
