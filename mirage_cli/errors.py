@@ -76,10 +76,11 @@ class ToolMissing(MirageError):
 
 
 class CompileError(MirageError):
-    """A compiler refused a rendered source."""
+    """A compiler refused a rendered source: that of a kernel of a `kind` of target, where it is one."""
 
     code = "compile-failed"
     exit_code = 5
+    kind = ""
 
 
 class InvalidGraph(MirageError):

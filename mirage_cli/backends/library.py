@@ -132,6 +132,8 @@ class _Build:
         jobs = [job for op in operators for job in self.jobs[op.id]]
         jobs.sort(key=lambda job: not job.source.endswith(".cu"))  # the longest first
         for job, error in self._compile(jobs).items():
+            suffix = job.source.rpartition(".")[2]
+            error.kind = {"cpp": "cpu", "cu": "cuda"}.get(suffix, suffix)
             failed.setdefault(job.fragment, error)
         return failed
 

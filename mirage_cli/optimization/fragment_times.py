@@ -29,6 +29,7 @@ from mirage_cli.runtime import sessions
 from mirage_cli.runtime.example import example_inputs
 
 ORIGINAL, MIRAGE = "original", "mirage"
+WRONG = "wrong"  #: how a problem begins of a kernel that gives other answers
 CRASHED = "crashed"  #: how a problem begins that ended the process that measured, or took too long
 UNCOMPARED = "not measured: there are no answers of the original to compare with"
 COLD = 4  #: a model's tensors are this many times the cache, where its limits allow
@@ -123,7 +124,7 @@ def compare(
         else:
             verdict = agreement(answers, wanted, unit)
         if verdict is not None and not verdict.passed:
-            entries[name] = Entry(name, problem=f"wrong: {verdict.problem}")
+            entries[name] = Entry(name, problem=f"{WRONG}: {verdict.problem}")
             continue
         entries[name] = Entry(name, error=verdict.error if verdict else None)
         ready[name] = contestant

@@ -39,12 +39,12 @@ from mirage_cli.optimization import (
     tuning_stage,
 )
 from mirage_cli.optimization import task as works
-from mirage_cli.optimization.fragment_times import MIRAGE, UNCOMPARED, measure_fragments
+from mirage_cli.optimization.fragment_times import MIRAGE, UNCOMPARED, WRONG, measure_fragments
 from mirage_cli.optimization.task import Work
 from mirage_cli.options import dims
 from mirage_cli.options.options import Options
 from mirage_cli.planning import batch, example_programs, fragment_cache, ranges
-from mirage_cli.planning.plan import PlanOptions, newest
+from mirage_cli.planning.plan import PlanOptions, Shaped, newest, shaped
 from mirage_cli.processes import isolation
 from mirage_cli.processes.jobs import Crew, Here
 from mirage_cli.report import forms
@@ -55,6 +55,7 @@ from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.search import SearchOptions, Standing
 
 MOST_WRONG = 2  #: muGraphs of a fragment after which no other one is tried
+MOST_REFUSED = 8  #: and kernels of it that do not compile
 CPU_SECONDS = 0.5  #: that timing a fragment on the CPU takes, about
 TUNING_POOL = 1000  #: candidates of a fragment that tuning chooses from
 
@@ -74,6 +75,8 @@ class Run:
     wrong: dict[str, tuple[KernelGraph, ...]] = field(
         default_factory=dict
     )  #: muGraphs of inaccurate kernels, by fragment
+    refused: dict[str, tuple[Shaped, ...]] = field(default_factory=dict)  #: kernels that do not compile, by fragment
+    faulty: dict[str, str] = field(default_factory=dict)  #: fragments to plan again, and the kind of their fault's target
     crew: Crew = field(init=False)
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
@@ -223,6 +226,8 @@ class Run:
             if error := next((self.built.failed[n] for n in own if n in self.built.failed), None):
                 self.steady = False
                 w.fail(f"the kernel does not compile: {error}")
+            if (refusal := self.built.failed.get(w.id)) is not None and refusal.kind:
+                self._note_refused(w, refusal.kind)
 
     def check(self) -> None:
         """Compare every built CPU kernel with float64; a fragment that is less accurate than the rule allows is left."""
@@ -257,36 +262,58 @@ class Run:
             for k, outcome in self.crew.each(CHECK, jobs, apart=True, names=names):
                 checked[k].checked(outcome)
                 self.steady &= not checked[k].failed
+                if isinstance(outcome, FloatCheck) and not outcome.passed and not outcome.parted:
+                    self._note_wrong(checked[k], "cpu")
                 checks.put(checked[k].id, outcome)
                 self.imported.forget()
                 self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
 
     def build_again(self, draft: Path) -> bool:
-        """Plan fragments whose CPU kernels were less accurate than the rule allows again, without the muGraphs of these, and
-        build what is found; whether there is any to check."""
-        found = False
+        """Plan fragments again whose kernels a compiler refused, or gave answers less accurate than the rule allows, without
+        these, and build what is found; whether there is any to check."""
+        found, faulty, self.faulty = False, self.faulty, {}
         for w in self.work:
-            f, tried = w.float_check, self.wrong.get(w.id, ())
-            if f is None or f.passed or f.parted or w.plan is None or len(tried) >= MOST_WRONG:
+            kind = faulty.get(w.id)
+            if kind is None or w.plan is None:
                 continue
-            own, why = w.plan.plans["cpu"], w.reason
-            self.wrong[w.id] = (*tried, own.graph, *(o.alternative.graph for o in own.others))
-            targets = {"cpu": self.plans.targets["cpu"]}
-            options = replace(self.plans, targets=targets, pool=0, wrong=self.wrong[w.id])
+            wrong, refused = self.wrong.get(w.id, ()), self.refused.get(w.id, ())
+            targets = {kind: self.plans.targets[kind]}
+            options = replace(self.plans, targets=targets, pool=0, wrong=wrong, refused=refused)
             job = (w.id, w.name, w.program, w.operators, w.largest(self.imported), w.growth)
             with self.clock.measure("plan"):
                 ((_, plan),) = batch.each([job], options, self.crew, self.kept, None)
-            if isinstance(plan, isolation.Lost) or "cpu" not in plan.plans:
+            if isinstance(plan, isolation.Lost) or kind not in plan.plans:
                 continue
-            w.plan.plans["cpu"] = plan.plans["cpu"]
-            w.failed, w.float_check = False, None
-            w.decide(self.options.force, "cpu" if self.options.measure else "", self.options.target)
-            self.imported.notes.append(f"{w.name}: another muGraph is taken on the CPU; of the first one: {why}")
+            w.plan.plans[kind], why = plan.plans[kind], w.reason
+            w.failed, w.measured = False, []
+            w.float_check = None if kind == "cpu" else w.float_check
+            device = self.device
+            measured = environment.architecture_of(device) if device is not None else "cpu" if self.options.measure else ""
+            w.decide(self.options.force, measured, self.options.target)
+            where = "the CPU" if kind == "cpu" else kind.upper()
+            self.imported.notes.append(f"{w.name}: another muGraph is taken on {where}; of the first one: {why}")
             found |= w.replace
         if found:
             assembly.clear(draft)
             self.build(draft)
         return found
+
+    def _note_wrong(self, w: Work, kind: str) -> None:
+        """Have a fragment planned again without the muGraphs of its kernels of a kind."""
+        assert w.plan is not None
+        tried, own = self.wrong.get(w.id, ()), w.plan.plans[kind]
+        if len(tried) < MOST_WRONG:
+            self.wrong[w.id] = (*tried, own.graph, *(o.alternative.graph for o in own.others))
+            self.faulty[w.id] = kind
+
+    def _note_refused(self, w: Work, kind: str) -> None:
+        """The same without such kernels, where a compiler refused one of them."""
+        assert w.plan is not None
+        tried, own = self.refused.get(w.id, ()), w.plan.plans[kind]
+        if len(tried) < MOST_REFUSED:
+            ways = ((own.graph, own.schedules), *((o.alternative.graph, o.alternative.schedules) for o in own.others))
+            self.refused[w.id] = (*tried, *(shaped(*way) for way in ways))
+            self.faulty[w.id] = kind
 
     def _inputs(self) -> given.Arrays | None:
         """The inputs of `--inputs`. Raises UsageError for those that do not fit the model."""
@@ -328,11 +355,14 @@ class Run:
             models = {
                 w.id: fragment_models.from_work(self.imported, w, ranges.typical(w.spec().symbols, self.ranges))
                 for w in self.chosen
+                if not w.measured
             }
             comparisons = measure_fragments(
                 models, self.built.library, place, effort, o.seed, self.progress.step, crew, needs
             )
             for w in self.chosen:
+                if w.id not in comparisons:
+                    continue
                 f = comparisons[w.id]
                 row: forms.Measured = {**f.measured(device), "target": place.provider}
                 problem = f.entry(MIRAGE).problem
@@ -340,6 +370,8 @@ class Run:
                     self.imported.notes.append(f"{w.name}: {problem}")
                     problem = ""
                 w.timed(row, f.faster, problem, o.force)
+                if problem.startswith(WRONG):
+                    self._note_wrong(w, "cpu" if o.gpu is None else "cuda")
 
     def time_whole(self, draft: Path) -> None:
         """With `--measure`, time the patched model beside the original; without `--force`, parts of operators are not replaced

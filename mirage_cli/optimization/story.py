@@ -86,9 +86,10 @@ def _run_stages(run: Run, out: Path, place: AbstractContextManager[Path]) -> Rep
     with place as draft:
         run.build(draft)
         run.check()
+        run.tune()
         while run.build_again(draft):
             run.check()
-        run.tune()
+            run.tune()
         run.rebuild(draft)
         run.hand_over(draft)
         run.time_whole(draft)

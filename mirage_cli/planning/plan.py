@@ -144,11 +144,20 @@ class FragmentPlan:
         }
 
 
+Shaped = tuple[KernelGraph, tuple[tuple[str, int, int, tuple[tuple[str, int], ...]], ...]]
+
+
+def shaped(graph: KernelGraph, schedules: Sequence[Schedule]) -> Shaped:
+    """Kernels that differ in no more than their copies: a muGraph, and each kernel's engine, warps and tiles."""
+    return graph, tuple((s.engine, s.warps, s.loop, s.tiles) for s in schedules)
+
+
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """Options that planning depends on: targets by kind, bounds of the search, the proof's seed and confidence in bits, the
     optimizer passes, how many candidates are kept for measuring, what is said of the symbols of the model's inputs, what
-    random points of proofs come from, beside the seed, and muGraphs whose kernels were found to give wrong answers."""
+    random points of proofs come from, beside the seed, muGraphs whose kernels were found to give wrong answers, and kernels
+    that a compiler refused (`refused`), whatever their stages are."""
 
     targets: dict[str, tuple[str, ...]]
     search: SearchOptions = field(default_factory=SearchOptions)
@@ -159,7 +168,12 @@ class PlanOptions:
     ranges: tuple[tuple[str, Range], ...] = ()
     entropy: str = ""
     wrong: tuple[KernelGraph, ...] = ()
+    refused: tuple[Shaped, ...] = ()
     own: tuple[Target, ...] = ()  #: in the place of those of files; rates alone differ
+
+    def passes_over(self, graph: KernelGraph, schedules: Sequence[Schedule]) -> bool:
+        """True for a way that was found to be wrong, or that does not compile."""
+        return graph in self.wrong or shaped(graph, schedules) in self.refused
 
     def target(self, name: str) -> Target:
         """The target called so, as plans go by it. Sources are made for that of the file."""
@@ -194,7 +208,7 @@ def plan_fragment(
         fastest = plan
         if plan is None:
             plan, reason = _choose(identifier, program, searched.candidates, target, operators, options, wrong)
-        if plan is None and wrong:
+        if plan is None and (wrong or options.refused):
             more = searcher.with_graphs(MORE_GRAPHS).search(program, target).candidates
             plan, reason = _choose(identifier, program, more, target, operators, options, wrong)
         if plan is not None and program.symbols:
@@ -274,7 +288,7 @@ def _ranged(
     first = Candidate(own.graph, own.schedules, own.predicted_us, own.floor_us, (0.0, 0.0))
 
     def fits(c: Candidate) -> bool:
-        if fused(c.graph, options) in options.wrong:
+        if options.passes_over(fused(c.graph, options), c.schedules):
             return False
         try:
             lowered(program, fused(c.graph, options), c.schedules, target, options.passes)
@@ -393,7 +407,7 @@ def _choose(
         if tries == MAX_TRIES:
             break
         graph = fused(candidate.graph, options)
-        if graph in wrong:
+        if graph in wrong or options.passes_over(graph, candidate.schedules):
             continue
         try:
             plan = planned(identifier, program, candidate, target, operators, options)

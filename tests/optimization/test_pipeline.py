@@ -130,6 +130,23 @@ def test_a_fragment_that_does_not_compile_is_left(run: Run, monkeypatch: pytest.
     agree("mlp_fp32", out)
 
 
+def test_another_kernel_is_taken_where_one_does_not_compile(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, bad, refused = plan.rendered, mlp(run), set[plan.Shaped]()
+
+    def broken(identifier: str, program: Any, graph: Any, schedules: Any, *rest: Any) -> Rendered:
+        made, own = real(identifier, program, graph, schedules, *rest), plan.shaped(graph, schedules)
+        if keys.key(program) != bad or (refused and own not in refused):
+            return made
+        refused.add(own)
+        return replace(made, text=made.text + "\n#error made to fail\n")
+
+    monkeypatch.setattr(plan, "rendered", broken)
+    report, out = run("mlp_fp32", cache="")
+    (note,) = (n for n in report.notes if "another muGraph is taken" in n)
+    assert failing(report) == {} and len(refused) == 1 and "made to fail" in note
+    agree("mlp_fp32", out)
+
+
 @dataclass(frozen=True)
 class Strict:
     """A float check, in a process of its own, that one program does not pass."""
