@@ -76,7 +76,9 @@ class Run:
         default_factory=dict
     )  #: muGraphs of inaccurate kernels, by fragment
     refused: dict[str, tuple[Shaped, ...]] = field(default_factory=dict)  #: kernels that do not compile, by fragment
-    faulty: dict[str, str] = field(default_factory=dict)  #: fragments to plan again, and the kind of their fault's target
+    faulty: dict[str, str] = field(
+        default_factory=dict
+    )  #: fragments to plan again, and the kind of their fault's target
     crew: Crew = field(init=False)
     imported: Imported = field(init=False)
     parts: Partition = field(init=False)
@@ -288,7 +290,9 @@ class Run:
             w.failed, w.measured = False, []
             w.float_check = None if kind == "cpu" else w.float_check
             device = self.device
-            measured = environment.architecture_of(device) if device is not None else "cpu" if self.options.measure else ""
+            measured = (
+                environment.architecture_of(device) if device is not None else "cpu" if self.options.measure else ""
+            )
             w.decide(self.options.force, measured, self.options.target)
             where = "the CPU" if kind == "cpu" else kind.upper()
             self.imported.notes.append(f"{w.name}: another muGraph is taken on {where}; of the first one: {why}")

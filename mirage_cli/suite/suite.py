@@ -25,6 +25,7 @@ from mirage_cli.suite.cases import DTYPES, Case
 from mirage_cli.suite.measure import BROKEN, MeasureOptions, perform
 from mirage_cli.suite.report import SuiteReport, SuiteRow, row_of
 
+ROW_SECONDS = 300.0  #: after which a row that is measured is given up: kernels may wait for one another for ever
 BUILDING = 0.7  #: share of the time that optimizing rows may take
 _BROKEN = f"exit code {BROKEN}"
 
@@ -135,7 +136,8 @@ def _measured(
     jobs: list[tuple[Any, ...]] = [("ceilings", asked, sorted({r.dtype for r in rows}))]
     jobs += [("row", asked, options.suite, row) for row in rows]
     measured: list[dict[str, Any]] = [{} for _ in jobs]
-    with closing(isolation.each(perform, jobs, 1, apart=True, seconds=options.within)) as results:
+    limit = min(options.within or ROW_SECONDS, ROW_SECONDS)
+    with closing(isolation.each(perform, jobs, 1, apart=True, seconds=limit)) as results:
         for k, result in results:
             if isinstance(result, isolation.Lost) and k == 0:
                 raise MirageError(f"the GPU cannot be measured: {result.reason}")
