@@ -86,7 +86,7 @@ def source(
         compiled_for += [k.both(*_device_tests(own.name, built, ARCHITECTURE))] * len(ways[-1].kernels)
     kernels = [s.kernel for w in ways for s in w.kernels]
     memory = tuple(
-        Memory(s.kernel.launch.threads, s.kernel.launch.shared_bytes)
+        Memory(s.kernel.launch.threads, s.kernel.launch.asked_bytes)
         for w in ways
         for s in w.kernels
         for _ in range(s.kernels)

@@ -146,6 +146,18 @@ def _contiguous(program: Program, output: int) -> str | None:
     return next((s.axis for s in reversed(program.outputs[output].access) if s.extent != 1), None)
 
 
+def first_registers(consumers: int, resident: int) -> int:
+    """Registers that each thread of a block begins with, where so many blocks share a multiprocessor: the compiler's bound."""
+    return REGISTERS // (resident * (consumers + 1)) // 8 * 8
+
+
+def consumer_registers(consumers: int, resident: int) -> int:
+    """Registers that a consumer's thread can take once the producer has given its own. A block has no others than those
+    which its threads begin with: whoever asks for more waits for ever."""
+    block = first_registers(consumers, resident) * (consumers + 1)
+    return (block - PRODUCER_REGISTERS) // consumers // 8 * 8
+
+
 class WarpgroupModel(Model):
     """Products of many rows for warpgroups. Raises Refused where there are no such products, or no warpgroups."""
 
@@ -325,9 +337,9 @@ class WarpgroupModel(Model):
     def fits(self, s: Schedule) -> bool:
         """True if shared memory and registers are enough: to begin with all threads have as many."""
         resident, consumers = s.number("resident"), s.warps // 4 - 1
-        registers = (REGISTERS // resident - PRODUCER_REGISTERS) // consumers // 8 * 8
+        registers = consumer_registers(consumers, resident)
         held = self.fragments(s) + SPARE_REGISTERS + AHEAD_REGISTERS * s.number("ahead")
-        if self.instruction(s) + INSTRUCTION_REGISTERS > REGISTERS // (resident * (consumers + 1)) // 8 * 8:
+        if self.instruction(s) + INSTRUCTION_REGISTERS > first_registers(consumers, resident):
             return False
         return self.shared(s) * resident <= self.t.shared_bytes and held <= min(registers, MOST_REGISTERS)
 

@@ -103,7 +103,7 @@ def started_with(s: Started, starts: Callable[[Started, str], list[ir.Statement]
 
 def _on_device(s: Started, own: str) -> list[ir.Statement]:
     launch = s.kernel.launch
-    sizes = (launch.threads, launch.shared_bytes, launch.cluster, launch.dependent)
+    sizes = (launch.threads, launch.asked_bytes, launch.cluster, launch.dependent)
     starts = "mirage::launch_resident" if launch.resident else "mirage::launch"
     admitted = ir.Variable(
         "admitted", value=k.construct(ir.Type("std::atomic", (ir.Type("uint64_t"),)), 0), braces=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -94,8 +95,9 @@ class Parameter:
 class Launch:
     """How the host starts a kernel: the tensors and symbols (by number) among its parameters, factors of the number of
     blocks, threads and bytes of shared memory of a block (on a CPU: of a thread's own), blocks of a cluster, whether it may
-    begin before the one before it has ended (`dependent`), on a CPU whether threads share its blocks out (`parallel`), and
-    whether all of its blocks run at the same time (`resident`), as many as a device holds."""
+    begin before the one before it has ended (`dependent`), on a CPU whether threads share its blocks out (`parallel`),
+    whether all of its blocks run at the same time (`resident`), as many as a device holds, and up to how many blocks each asks
+    for a multiprocessor of its own, by so many bytes of shared memory (`alone`)."""
 
     inputs: tuple[Parameter, ...]
     outputs: tuple[Parameter, ...]
@@ -107,6 +109,15 @@ class Launch:
     dependent: bool = False
     parallel: bool = True
     resident: bool = False
+    alone: tuple[int, int] = (0, 0)
+
+    @property
+    def asked_bytes(self) -> int:
+        """Bytes of shared memory that a block asks for."""
+        counts = [int(b.text) for b in self.blocks if isinstance(b, ir.Literal)]
+        most, room = self.alone
+        few = len(counts) == len(self.blocks) and math.prod(counts) <= most
+        return max(self.shared_bytes, room) if few else self.shared_bytes
 
     def fields(self, *members: ir.Field) -> tuple[ir.Field, ...]:
         """The members of the kernel's parameters, with `members` of its own."""

@@ -23,6 +23,7 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.printer import text
 from mirage_cli.search.schedules.strip import iterations, resident
 
+ALONE = 0.75  #: of the multiprocessors of a target: some of its cards have fewer
 MOST_FLOATS = 200  #: registers of a thread for results of products, beyond which kernels spill
 COMMITTED = k.run("copy_commit")
 TURN, SLOT = k.name("turn"), k.name("slot")
@@ -70,6 +71,7 @@ class _Kernel(StripParts):
             shared,
             self.splits,
             self.r.target.features.dependent_launch,
+            alone=self.alone(),
         )
         body = (
             *self.declare,
@@ -92,6 +94,12 @@ class _Kernel(StripParts):
         headers = ("strip.cuh", *more, "tile.cuh")
         phases = tuple((p, tuple(getattr(self, p))) for p in ("prologue", "before", "body", "epilogue"))
         return Kernel(StripProgram(tuple(self.summary(shared, blocks)), phases), kernel, launch, headers)
+
+    def alone(self) -> tuple[int, int]:
+        """Up to how many blocks each has a multiprocessor of its own, and the bytes that see to it: kernels behind this one,
+        which begin before it has ended, would delay it there by what they ask for."""
+        t, late = self.r.target, bool(dict(self.s.numbers).get("late", 0))
+        return (int(ALONE * t.units), t.shared_total // 2) if t.features.dependent_launch and not late else (0, 0)
 
     def declarations(self, threads: int) -> list[ir.Statement]:
         """The kernel's parameters, the place of the block, and the group and number of a warp."""

@@ -35,8 +35,8 @@ from mirage_cli.search.schedules.warpgroup import (
     AHEAD_REGISTERS,
     MOST_REGISTERS,
     PRODUCER_REGISTERS,
-    REGISTERS,
     SPARE_REGISTERS,
+    consumer_registers,
     suits,
 )
 
@@ -84,7 +84,7 @@ def _registers(p: Plan) -> int:
     """Registers of a consumer's thread; 0 to leave them as they are."""
     if p.consumers == 1 and p.resident == 1:
         return 0
-    return (REGISTERS // p.resident - PRODUCER_REGISTERS) // p.consumers // 8 * 8
+    return consumer_registers(p.consumers, p.resident)
 
 
 @dataclass(frozen=True, slots=True)

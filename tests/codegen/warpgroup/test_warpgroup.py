@@ -32,7 +32,13 @@ from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.ranking import engine_ranked
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.schedules.warpgroup import WarpgroupModel, rows_axis, single_axes
+from mirage_cli.search.schedules.warpgroup import (
+    PRODUCER_REGISTERS,
+    WarpgroupModel,
+    consumer_registers,
+    rows_axis,
+    single_axes,
+)
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.kernels import single
 from tests.codegen.programs import Build, behind, program
@@ -424,3 +430,12 @@ def test_nvcc_keeps_fragments_in_registers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[:4000]
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", done.stderr)) == {"0"}
     assert not re.findall(r"C75\d\d", done.stderr)
+
+
+@pytest.mark.parametrize(("consumers", "resident"), [(2, 1), (3, 1), (1, 2), (2, 2)])
+def test_roles_take_no_more_registers_than_a_block_begins_with(consumers: int, resident: int) -> None:
+    # A thread begins with what `__launch_bounds__` leaves it, in steps of 8; a warpgroup that asks for more than others
+    # have given back waits for ever.
+    begin = 65536 // (128 * (consumers + 1) * resident) // 8 * 8
+    taken = PRODUCER_REGISTERS + consumers * consumer_registers(consumers, resident)
+    assert begin * (consumers + 1) - 8 * consumers < taken <= begin * (consumers + 1)
