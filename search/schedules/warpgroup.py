@@ -426,6 +426,10 @@ class WarpgroupModel(Model):
         work = sum(
             (o.thread.flops() if o.thread else 0) * self.elements(self.axes[o.name] - self.batch, s) for o in own
         )
+        # tiles of results that are made in front of the loop: nothing is multiplied until what they read is there
+        made = (o for o in self.g.ops if o.thread is not None and o.phase == PROLOGUE)
+        if any(len(self.axes[o.name] - self.batch) > 1 for o in made):
+            together += self.c.latency_us
         return together + self.c.finish_us * work / (128 * (s.warps // 4 - 1)) + self.outer(s) / parts / self.c.stored
 
     def outer(self, s: Schedule) -> int:
@@ -477,7 +481,10 @@ class WarpgroupModel(Model):
         deep = self.size(self.rows, s) > GROUP_ROWS * (s.warps // 4 - 1)
         own = self.products_us(s) / (self.c.deep_share if deep else 1.0) + self.c.computed_us * computed / 4096
         own = self.divided_us(s, beside) if self.split else own * beside
-        bounds = (own, self.c.latency_us / (s.stages - 1), busy * beside * self.own_share(s) / self.c.copied)
+        ring = (
+            self.c.latency_us + 2 * own
+        ) / s.stages  # a tile's place is free when the product behind its own is under way
+        bounds = (own, ring, busy * beside * self.own_share(s) / self.c.copied)
         longer = turns * (1 + self.c.outside * self.outside(s))
         sums = math.fsum((longer * b) ** self.c.together for b in bounds) + memory**self.c.together
         return float(sums ** (1 / self.c.together))

@@ -369,7 +369,7 @@ extern "C" MIRAGE_EXPORT int mirage_golden(const void* const* in, void* const* o
         const int64_t blocks = int64_t{1} * 2 * 1 * 1 * 3;
         if (blocks > 0) {
             static std::atomic<uint64_t> admitted{0};
-            status = mirage::launch(kernel0, admitted, blocks, 128, 13568, 3, true, stream, p);
+            status = mirage::launch(kernel0, admitted, blocks, 128, 116736, 3, true, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }

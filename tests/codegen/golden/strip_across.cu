@@ -332,7 +332,7 @@ extern "C" MIRAGE_EXPORT int mirage_across(const void* const* in, void* const* o
         const int64_t blocks = int64_t{1} * 1 * 2;
         if (blocks > 0) {
             static std::atomic<uint64_t> admitted{0};
-            status = mirage::launch(kernel0, admitted, blocks, 256, 23680, 2, true, stream, p);
+            status = mirage::launch(kernel0, admitted, blocks, 256, 116736, 2, true, stream, p);
             if (status != cudaSuccess) return static_cast<int>(status);
         }
     }
