@@ -24,6 +24,7 @@ from mirage_cli.search.mugraph.visible import expected, walked
 from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Clusters, Warpgroup
 from mirage_cli.search.schedules.model import Model
+from mirage_cli.search.schedules.registers import MOST_REGISTERS, consumer_registers, first_registers
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import batch_axes
@@ -32,9 +33,6 @@ PANEL = 64  #: positions of a contiguous axis come in multiples of this
 LEAST_ROWS = 33  #: fewer are for strips, which multiply 16 at a time
 GROUP_ROWS = 64  #: rows of a matrix instruction
 CHUNK = 16  #: bytes that the copy engine moves at a time
-REGISTERS = 512  #: of a multiprocessor, for each of the 128 threads of a warpgroup
-PRODUCER_REGISTERS = 40  #: of a thread of the warpgroup that brings tiles
-MOST_REGISTERS = 255
 SPARE_REGISTERS = 40  #: of a consumer's thread, beside fragments
 INSTRUCTION_REGISTERS = 26  #: that a matrix instruction takes beside its results: as many are there when threads begin
 AHEAD_REGISTERS = 24  #: the same, beside those, where products run ahead
@@ -144,18 +142,6 @@ def _brought(program: Program, value: str) -> bool:
 def _contiguous(program: Program, output: int) -> str | None:
     """The innermost axis of an output."""
     return next((s.axis for s in reversed(program.outputs[output].access) if s.extent != 1), None)
-
-
-def first_registers(consumers: int, resident: int) -> int:
-    """Registers that each thread of a block begins with, where so many blocks share a multiprocessor: the compiler's bound."""
-    return REGISTERS // (resident * (consumers + 1)) // 8 * 8
-
-
-def consumer_registers(consumers: int, resident: int) -> int:
-    """Registers that a consumer's thread can take once the producer has given its own. A block has no others than those
-    which its threads begin with: whoever asks for more waits for ever."""
-    block = first_registers(consumers, resident) * (consumers + 1)
-    return (block - PRODUCER_REGISTERS) // consumers // 8 * 8
 
 
 class WarpgroupModel(Model):
@@ -337,11 +323,11 @@ class WarpgroupModel(Model):
     def fits(self, s: Schedule) -> bool:
         """True if shared memory and registers are enough: to begin with all threads have as many."""
         resident, consumers = s.number("resident"), s.warps // 4 - 1
-        registers = consumer_registers(consumers, resident)
+        most = min(consumer_registers(consumers, resident), MOST_REGISTERS)
         held = self.fragments(s) + SPARE_REGISTERS + AHEAD_REGISTERS * s.number("ahead")
         if self.instruction(s) + INSTRUCTION_REGISTERS > first_registers(consumers, resident):
             return False
-        return self.shared(s) * resident <= self.t.shared_bytes and held <= min(registers, MOST_REGISTERS)
+        return self.shared(s) * resident <= self.t.shared_bytes and held <= most
 
     def instruction(self, s: Schedule) -> int:
         """Registers of a thread that hold the results of the widest matrix instruction."""
@@ -426,10 +412,8 @@ class WarpgroupModel(Model):
         work = sum(
             (o.thread.flops() if o.thread else 0) * self.elements(self.axes[o.name] - self.batch, s) for o in own
         )
-        # tiles of results that are made in front of the loop: nothing is multiplied until what they read is there
-        made = (o for o in self.g.ops if o.thread is not None and o.phase == PROLOGUE)
-        if any(len(self.axes[o.name] - self.batch) > 1 for o in made):
-            together += self.c.latency_us
+        made = (self.axes[o.name] - self.batch for o in self.g.ops if o.thread is not None and o.phase == PROLOGUE)
+        together += self.c.latency_us * any(len(axes) > 1 for axes in made)  # what these read is waited for
         return together + self.c.finish_us * work / (128 * (s.warps // 4 - 1)) + self.outer(s) / parts / self.c.stored
 
     def outer(self, s: Schedule) -> int:
@@ -481,9 +465,7 @@ class WarpgroupModel(Model):
         deep = self.size(self.rows, s) > GROUP_ROWS * (s.warps // 4 - 1)
         own = self.products_us(s) / (self.c.deep_share if deep else 1.0) + self.c.computed_us * computed / 4096
         own = self.divided_us(s, beside) if self.split else own * beside
-        ring = (
-            self.c.latency_us + 2 * own
-        ) / s.stages  # a tile's place is free when the product behind its own is under way
+        ring = (self.c.latency_us + 2 * own) / s.stages  # a place is free when the next product is under way
         bounds = (own, ring, busy * beside * self.own_share(s) / self.c.copied)
         longer = turns * (1 + self.c.outside * self.outside(s))
         sums = math.fsum((longer * b) ** self.c.together for b in bounds) + memory**self.c.together
