@@ -195,7 +195,7 @@ def leaves(
         counted += [k for k, sizes in enumerate(at) if sizes in own] * (len(at) // OFTEN)
     found = np.array(times)[:, counted]
     sizes = [at[k] for k in counted]
-    return divided(program, sizes, found, MOST[target.threaded], 0, LEAST_US[target.threaded], apart)
+    return divided(program, sizes, found, MOST[target.threaded], 0, LEAST_US[target.threaded], apart, target.threaded)
 
 
 def times(

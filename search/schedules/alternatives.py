@@ -129,11 +129,13 @@ def divided(
     typical: int,
     least: float = 0.0,
     apart: Sequence[Symbolic] = (),
+    single: bool = False,
 ) -> list[Leaf]:
     """Share the sizes `points` out to at most `most` candidates; `times[c, k]` is what candidate c takes at point k. The
     last leaf is the one with point number `typical`. A candidate with two ranges has two leaves. A cut has to make the sizes
     that change faster by the factor of `WORTH` and by the time `least`, on average. Where extents are to be 1 `apart`, those
-    sizes have leaves of their own."""
+    sizes have leaves of their own; a `single` position of an extent, as
+    a decoder's step has, may have one more beside those, where that pays for it alone."""
     leaves = [Leaf((), tuple(range(len(points))), _best(times, range(len(points))))]
     values = {q: [ex.value(q, p) for p in points] for q in quantities(program)}
     for q in apart:
@@ -145,6 +147,9 @@ def divided(
         _, leaf, parts = max(cuts, key=lambda c: c[0])
         at = leaves.index(leaf)
         leaves = _joined([*leaves[:at], *parts, *leaves[at + 1 :]])
+    for q in [q for q, v in values.items() if v[typical] > 1] if single and not apart else ():
+        own = [(leaf, _cuts(leaf, q, values[q], times, least, most=1)) for leaf in leaves]
+        leaves = [part for leaf, cuts in own for part in (cuts[0][2] if cuts else [leaf])]
     return sorted(leaves, key=lambda leaf: typical in leaf.points)
 
 
@@ -153,11 +158,18 @@ def _best(times: NDArray[np.float64], points: Sequence[int] | range) -> int:
 
 
 def _cuts(
-    leaf: Leaf, extent: Symbolic, values: Sequence[int], times: NDArray[np.float64], least: float
+    leaf: Leaf,
+    extent: Symbolic,
+    values: Sequence[int],
+    times: NDArray[np.float64],
+    least: float,
+    most: float = math.inf,
 ) -> list[tuple[float, Leaf, list[Leaf]]]:
-    """The cuts of a leaf along an extent that pay, with what each gains."""
+    """The cuts of a leaf along an extent, at `most` behind a number, that pay, with what each gains."""
     cuts = []
     for low, _ in itertools.pairwise(sorted({values[k] for k in leaf.points})):
+        if low > most:
+            break
         below, above = parts = _parts(leaf, extent, values, low, times)
         changed = [(k, part.candidate) for part in parts for k in part.points if part.candidate != leaf.candidate]
         old = np.array([times[leaf.candidate, k] for k, _ in changed])

@@ -169,8 +169,8 @@ def _tiles(program: Program, graph: BlockGraph, r: Roles, axis: str) -> list[int
             one = [1] if given_limits(program, graph) else []  # behind a cache most runs have a single row
             return [*one, *(x for x in CHAINED_ROWS if x <= 128)]
         return sorted({min(x, extent) for x in (CHAINED_ROWS if r.chained else ROWS)})
-    if not isinstance(extent, int):
-        return list(COLUMNS)
+    if not isinstance(extent, int):  # of packed operands most runs have a single row beside, and tiles are not padded
+        return [*([1] if packed.in_every_product(graph, r.packed) else []), *COLUMNS]
     if r.chained and extent <= HELD_COLUMNS:
         return [extent]
     return [extent] if extent <= COLUMNS[1] else sorted({min(x, extent) for x in COLUMNS[1:]})

@@ -45,6 +45,7 @@ class Product:
     warps: int = 4
     members: int = 1
     share: int = 0
+    at_once: int = 0  #: of the other operand's rows; 0: all
 
 
 def _weight(g: Graph, t: DType, p: Product, name: str) -> int:
@@ -94,9 +95,12 @@ def _case(name: str) -> Case:
     made = program(partial(_product, own), own.dtype)
     for block in _graphs(name):
         sides = roles(made, block).sides
-        tiles = {a: own.share if a in block.split else own.tile if a in sides.rows else own.rows for a in block.grid}
+        tiles = {
+            a: own.share if a in block.split else own.tile if a in sides.rows else own.at_once or own.rows
+            for a in block.grid
+        }
         schedule = Schedule(tuple(tiles.items()), own.loop, own.warps, 2, "strip", (("members", own.members),))
-        case = Case(name.replace(" ", ""), made, single(made, block), (schedule,), HOPPER)
+        case = Case(re.sub(r"\W", "", name), made, single(made, block), (schedule,), HOPPER)
         if case.renders():
             return case
     raise AssertionError(f"no strip for {name}")
@@ -116,8 +120,11 @@ PRODUCTS = {
     "odd columns": Product(3, n=37),
     "part of an iteration": Product(3, k=1152, loop=8, tile=32),
     "split": Product(3, share=16),
+    "one of three": Product(3, at_once=1),
     "gated": Product(3, kind="gated"),
+    "gated, one of three": Product(3, kind="gated", at_once=1),
     "norm": Product(3, kind="norm"),
+    "norm, one of three": Product(3, kind="norm", at_once=1),
     "bias": Product(2, kind="bias"),
 }
 

@@ -81,6 +81,19 @@ def test_single_rows_behind_caches_are_told_apart() -> None:
     assert (one.when, one.candidate, several.candidate) == ((Bound(rows, 0, 1),), 1, 0)
 
 
+def test_a_single_row_may_have_a_candidate_of_its_own(symbolic: Program) -> None:
+    """Beside as many as there may be: a decoder's steps have one, and most of its runs are steps."""
+    found = np.array(
+        [[9, 1, 1, 9, 99, 99], [1, 9, 9, 1, 9, 99], [9, 99, 99, 99, 1, 1.0], [999, 0.4, 999, 999, 999, 999]]
+    )
+    points = [{"rows": n} for n in (64, 1, 2, 4, 16, 128)]
+    before = divided(symbolic, points, found, 1, 0)
+    assert len(before) == 1
+    (one,) = (leaf for leaf in divided(symbolic, points, found, 1, 0, single=True) if 1 in leaf.points)
+    assert one.when == (Bound(ROWS, 0, 1),) and one.candidate == 3
+    assert len(divided(symbolic, points, found, 1, 0, 1e3, single=True)) == 1
+
+
 @given(st.integers(1, 4), st.lists(st.lists(st.floats(0.1, 1e4), min_size=6, max_size=6), min_size=1, max_size=5))
 def test_every_size_has_one_leaf_and_no_worse_a_time(most: int, drawn: list[list[float]]) -> None:
     p, found = program(NAMED["symbolic"], F32), np.array(drawn)
