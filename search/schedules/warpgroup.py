@@ -24,10 +24,9 @@ from mirage_cli.search.mugraph.visible import expected, walked
 from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Clusters, Warpgroup
 from mirage_cli.search.schedules.model import Model
-from mirage_cli.search.schedules.registers import MOST_REGISTERS, consumer_registers, first_registers
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
-from mirage_cli.search.schedules.tiling import batch_axes
+from mirage_cli.search.schedules.tiling import MOST_REGISTERS, batch_axes, consumer_registers, first_registers
 
 PANEL = 64  #: positions of a contiguous axis come in multiples of this
 LEAST_ROWS = 33  #: fewer are for strips, which multiply 16 at a time

@@ -31,7 +31,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.mugraph import EPILOGUE
-from mirage_cli.search.schedules.registers import MOST_REGISTERS, PRODUCER_REGISTERS, consumer_registers
+from mirage_cli.search.schedules.tiling import MOST_REGISTERS, PRODUCER_REGISTERS, consumer_registers
 from mirage_cli.search.schedules.warpgroup import (
     AHEAD_REGISTERS,
     SPARE_REGISTERS,

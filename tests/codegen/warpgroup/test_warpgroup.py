@@ -30,9 +30,9 @@ from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.schedules.ranking import engine_ranked
-from mirage_cli.search.schedules.registers import PRODUCER_REGISTERS, consumer_registers
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.schedules.tiling import PRODUCER_REGISTERS, consumer_registers
 from mirage_cli.search.schedules.warpgroup import WarpgroupModel, rows_axis, single_axes
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.kernels import single
