@@ -260,7 +260,7 @@ DYNAMIC = {
 @pytest.mark.parametrize("form", DYNAMIC)
 @pytest.mark.parametrize("range_", ["both", "positive", "negative", "zero"])
 def test_activations_in_bytes(form: str, range_: str) -> None:
-    """Signed weights have 7 bits: of more, onnxruntime adds pairs of products in 16 on AVX2 without VNNI, where they overflow."""
+    """Signed weights have 7 bits: of 8, pairs of products overflow in onnxruntime on AVX2 without VNNI."""
     weights = {"q": whole(256, 32, 32), "n": whole(128, 32, 32).astype(np.int8) - 64, "w": whole(256, 32)}
     weights |= {"one": np.array(-3, np.int8), "s": noise(1), "t": noise(32), "bias": noise(32)}
     text = f"{HEAD} => (float[a,b,32] y) {{ {DYNAMIC[form]} }}"
