@@ -1,6 +1,6 @@
 // Threads that wait for one another (some warps of a block, the blocks of a cluster), and a fast power of two.
 #pragma once
-#include "mirage/cuda/math.cuh"
+#include "mirage/cuda/ptx.cuh"
 
 namespace mirage {
 
@@ -38,13 +38,11 @@ MIRAGE_DEVICE T* in_block(T* p, unsigned rank) {
 // Blocks of a cluster send one another floats without waiting for one another a second time: a barrier of the receiver counts
 // bytes. One thread of every block says how many will come, to all blocks together that send, before it arrives for the
 // first time.
-MIRAGE_DEVICE uint32_t in_shared(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
-
 MIRAGE_DEVICE void expect_sent(const float* barrier, int bytes) {
     asm volatile(
         "mbarrier.init.shared::cta.b64 [%0], 1;\n"
         "fence.mbarrier_init.release.cluster;\n"
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(in_shared(barrier)),
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
         "r"(bytes)
         : "memory");
 }
@@ -54,8 +52,8 @@ template <int N>
 MIRAGE_DEVICE void send_floats(const float* to, unsigned rank, const float (&x)[N], const float* barrier) {
     static_assert(N == 1 || N == 4, "a send is of one float, or of four");
     uint32_t there, counts;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(in_shared(to)), "r"(rank));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"(in_shared(barrier)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(to)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(counts) : "r"(shared_address(barrier)), "r"(rank));
     if constexpr (N == 4) {
         asm volatile(
             "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
@@ -75,7 +73,7 @@ MIRAGE_DEVICE void await_sent(const float* barrier) {
             "{\n.reg .pred done;\nagain:\n"
             "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
             "@!done bra again;\n"
-            "mbarrier.inval.shared::cta.b64 [%0];\n}" ::"r"(in_shared(barrier))
+            "mbarrier.inval.shared::cta.b64 [%0];\n}" ::"r"(shared_address(barrier))
             : "memory");
     }
     __syncthreads();
