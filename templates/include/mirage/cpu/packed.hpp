@@ -8,7 +8,7 @@ namespace mirage {
 inline namespace MIRAGE_ISA {
 
 constexpr int PANEL = 16;
-constexpr int FETCHED = 2048;      // bytes that a panel is fetched ahead where several rows meet it
+constexpr int FETCHED = 2048;      // bytes that a panel is fetched ahead by the first block of rows that meets it
 constexpr int ROWS_FETCHED = 512;  // the same for rows that are turned
 constexpr int WAYS = 8;            // lines of the first-level cache that may lie at the same place
 constexpr int TURNED_ROWS = 192;   // rows, and
@@ -36,32 +36,34 @@ MIRAGE_INLINE const T* begin(const Packed<T>& x) {
     return column % PANEL == 0 ? x.panels + column * x.deep + k * PANEL : nullptr;
 }
 
-// ROWS x VECTORS of c; column j of b in the panel at b + j / PANEL * panel. What comes next in it is fetched, or, not 0, what lies `next`
-// bytes further on.
+// ROWS x VECTORS of c; column j of b in the panel at b + j / PANEL * panel. With each position what lies `fetched` bytes further on
+// is fetched (0: nothing is, and the loop holds nothing but loads and multiply-adds).
 template <Rows FORM, int ROWS, int VECTORS, class T>
 MIRAGE_INLINE void packed_block(Result c, const float* a, int64_t lda, const T* b, int64_t panel, int depth,
-                                int64_t next) {
+                                int64_t fetched) {
     for (int r = 0; ROWS > 1 && r < ROWS; ++r)
         for (int v = 0; v < VECTORS; ++v) __builtin_prefetch(c.data + r * c.row + v * LANES, 1);
+    const auto column = [&](int k, int v) { return b + v * LANES / PANEL * panel + k * PANEL + v * LANES % PANEL; };
     for (int first = 0; first < depth; first += DEPTH) {
         const int last = depth - first < DEPTH ? depth : first + DEPTH;
         Vector sum[ROWS][VECTORS] = {};
-        for (int k = first; k < last; ++k) {
+        const auto add = [&](int k) {
             Vector x[VECTORS];
             if (FORM == TURNED) __builtin_prefetch(reinterpret_cast<const char*>(a + k * ROWS) + ROWS_FETCHED);
-            for (int v = 0; v < VECTORS; ++v) {
-                const T* const from = b + v * LANES / PANEL * panel + k * PANEL + v * LANES % PANEL;
-                if (ROWS > 1 && v * LANES % PANEL == 0) {
-                    const char* const line = reinterpret_cast<const char*>(from);
-                    next == 0 ? __builtin_prefetch(line + FETCHED) : __builtin_prefetch(line + next, 0, 2);
-                }
-                x[v] = load_vector(from);
-            }
+            for (int v = 0; v < VECTORS; ++v) x[v] = load_vector(column(k, v));
             for (int r = 0; r < ROWS; ++r) {
                 const float y = FORM == TURNED ? a[k * ROWS + r] : a[r * lda + k];
                 for (int v = 0; v < VECTORS; ++v) sum[r][v] += y * x[v];
             }
-        }
+        };
+        if (ROWS > 1 && fetched != 0)
+            for (int k = first; k < last; ++k) {
+                for (int v = 0; v < VECTORS; v += PANEL > LANES ? PANEL / LANES : 1)
+                    __builtin_prefetch(reinterpret_cast<const char*>(column(k, v)) + fetched, 0, 2);
+                add(k);
+            }
+        else
+            for (int k = first; k < last; ++k) add(k);
         for (int r = 0; r < ROWS; ++r)
             for (int v = 0; v < VECTORS; ++v) {
                 float* const to = c.data + r * c.row + v * LANES;
@@ -72,13 +74,13 @@ MIRAGE_INLINE void packed_block(Result c, const float* a, int64_t lda, const T* 
 // The same for a block of LEAST to MOST rows, of which SIZE is known when it runs.
 template <Rows FORM, int LEAST, int MOST, int SIZE = MOST < BLOCK_ROWS ? MOST : BLOCK_ROWS, class T>
 MIRAGE_INLINE void packed_block_of(int rows, Result c, const float* a, int64_t lda, const T* b, int64_t panel, int depth,
-                                   int64_t next) {
+                                   int64_t fetched) {
     if constexpr (is_made(SIZE, LEAST, MOST)) {
         constexpr bool LAST = SIZE == smallest_block(LEAST, MOST);
-        if (LAST || rows == SIZE) return packed_block<FORM, SIZE, 2>(c, a, lda, b, panel, depth, next);
+        if (LAST || rows == SIZE) return packed_block<FORM, SIZE, 2>(c, a, lda, b, panel, depth, fetched);
     }
     if constexpr (SIZE > smallest_block(LEAST, MOST))
-        packed_block_of<FORM, LEAST, MOST, SIZE - 1>(rows, c, a, lda, b, panel, depth, next);
+        packed_block_of<FORM, LEAST, MOST, SIZE - 1>(rows, c, a, lda, b, panel, depth, fetched);
 }
 // `high` rows of `a` from row i and position k on, as `TURNED` has them. Rows far apart share places of the first-level cache.
 [[maybe_unused]] static void turn_block(float* __restrict to, Operand<float> a, int i, int high, int k, int depth) {
@@ -121,15 +123,17 @@ template <Rows FORM, class Form, int LEAST, int MOST, bool WHOLE, class T>
     for (int j = 0; j < cols; j += BLOCK_COLS) {
         const T* const from = b + j / PANEL * panel + j % PANEL;
         const int width = WHOLE || cols - j > BLOCK_COLS ? BLOCK_COLS : cols - j;
-        for (int i = 0, high = 0; i < rows; i += high) {
+        for (int i = 0, second = 0, high = 0; i < rows; i += high) {
             high = first_block(rows - i);
-            const int64_t next = i == 0 ? 0 : BLOCK_COLS / PANEL * panel * int64_t(sizeof(T));
+            // the first block fetches this panel ahead, the second one the next panel
+            const int64_t fetched = i == 0 ? FETCHED : i == second ? BLOCK_COLS / PANEL * panel * int64_t(sizeof(T)) : 0;
+            if (i == 0) second = high;
             const float* const x = a + i * (FORM == TURNED ? depth : lda);
             if (Form::DIRECT && (WHOLE || width == BLOCK_COLS)) {
-                packed_block_of<FORM, LEAST, MOST>(high, {c.data + i * c.row + j, c.row, c.fresh}, x, lda, from, panel, depth, next);
+                packed_block_of<FORM, LEAST, MOST>(high, {c.data + i * c.row + j, c.row, c.fresh}, x, lda, from, panel, depth, fetched);
             } else if constexpr (!Form::DIRECT || !WHOLE) {
                 alignas(64) float own[BLOCK_ROWS * BLOCK_COLS];
-                packed_block_of<FORM, LEAST, MOST>(high, {own, BLOCK_COLS, true}, x, lda, from, panel, depth, next);
+                packed_block_of<FORM, LEAST, MOST>(high, {own, BLOCK_COLS, true}, x, lda, from, panel, depth, fetched);
                 Form::put(c, own, i, j, high, width);
             }
         }
