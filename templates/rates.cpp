@@ -1,6 +1,7 @@
 // The rates of this machine's cores. Arguments: threads, and bytes of an array that no cache holds. Prints, per second: the
 // multiply-adds of one core, times two, those of all at once, those of products that are split for matrix instructions (0: there are
-// none), and the bytes that all read of memory in small and in large pages.
+// none), the bytes that all read of memory in small and in large pages, and the multiply-adds, times two, of all cores in products: of
+// 16 and of 128 rows with packed weights that caches hold, of 16 with such in memory, of 128 with others that caches hold.
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -13,6 +14,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
+#define MIRAGE_ISA native
+#include "mirage/cpu/packed.hpp"
 
 #if defined(__AVX512F__)
 constexpr int BYTES = 64;
@@ -30,7 +34,7 @@ constexpr int BYTES = 16;
 #endif
 typedef float Vector __attribute__((vector_size(BYTES)));
 constexpr int SUMS = 12;  // in flight: more than begin while one is on its way
-constexpr int ROUNDS = 8, MOST = 1024;
+constexpr int ROUNDS = 6, MOST = 1024;
 constexpr long STEPS = 1000000;
 
 static volatile float sink;  // what is computed is used
@@ -131,6 +135,34 @@ static void read(long thread) {
   for (int k = 0; k < 8; k++) sink = sums[k][0];
 }
 
+// Products of rows with weights of SIDE summed positions and columns, all of them or as often the first one.
+constexpr int SIDE = 768, TILE = 256, FEW = 16, MANY = 128;
+constexpr long WEIGHTS = 54 << 20;  // bytes of all weights
+enum Weights { FROM_MEMORY, FROM_CACHES, AS_STORED };
+static long products() { return std::max(1l, std::min(WEIGHTS / threads, share) / (SIDE * SIDE * 4)); }
+template <int ROWS, Weights KIND>
+static void multiply_rows(long thread) {
+  static float* given[MOST];  // rows, and behind them results
+  float*& x = given[thread];
+  if (!x) {
+    x = static_cast<float*>(aligned_alloc(64, 2l * ROWS * SIDE * sizeof(float)));
+    if (!x) exit(1);
+    memset(x, 0, 2l * ROWS * SIDE * sizeof(float));
+  }
+  const auto rows = mirage::operand(x, SIDE, 1);
+  for (long n = 0; n < products(); n++)
+    for (int j = 0; j < SIDE; j += TILE) {
+      const float* const all = reinterpret_cast<float*>(memory + thread * share) + (KIND == FROM_MEMORY ? n * SIDE * SIDE : 0);
+      const auto weight = mirage::operand(all + j, 1, SIDE);
+      float* const y = x + ROWS * SIDE + j;
+      if constexpr (KIND == AS_STORED)
+        mirage::contract<mirage::Known<ROWS, ROWS, TILE, SIDE, 1, 1, SIDE>>(y, SIDE, ROWS, TILE, SIDE, rows, weight, false);
+      else
+        mirage::contract<mirage::Known<ROWS, ROWS, TILE, SIDE, 1>>(
+            y, SIDE, ROWS, TILE, SIDE, rows, mirage::packed(weight, all, all, SIDE), false);
+    }
+}
+
 static void write(long thread) { memset(memory + thread * share, 0, share); }
 
 // Keep to a core of its own, where there is one for every thread: for some time two may be given the same one.
@@ -189,17 +221,24 @@ static double usual_products() {
   return threads * 2.0 * 16 * 32 * 16 * MATRICES / 6 / seconds[ROUNDS / 2];
 }
 
-// Bytes a second that all threads read of an array for which the system is given `advice` on pages.
-static double reading(int advice) {
+// An array for all threads, for which the system is given `advice` on pages.
+static char* array(int advice) {
   constexpr long large = 2 << 20;
-  char* const all = static_cast<char*>(aligned_alloc(large, (share * threads / large + 1) * large));
+  const long bytes = (share * threads / large + 1) * large;
+  char* const all = static_cast<char*>(aligned_alloc(large, bytes));
   if (!all) exit(1);
-  madvise(all, (share * threads / large + 1) * large, advice);
+  madvise(all, bytes, advice);
   memory = all;
   fastest<write>(threads);
-  const double rate = double(share) * threads / fastest<read>(threads);
-  free(all);
-  return rate;
+  return all;
+}
+
+// Bytes a second that all threads read.
+static double reading() { return double(share) * threads / fastest<read>(threads); }
+
+template <int ROWS, Weights KIND>
+static double multiplied() {
+  return 2.0 * ROWS * SIDE * SIDE * products() * threads / fastest<multiply_rows<ROWS, KIND>>(threads);
 }
 
 int main(int, char** arguments) {
@@ -210,8 +249,15 @@ int main(int, char** arguments) {
   const double one = flops / fastest<multiply>(1), all = threads * flops / fastest<multiply>(threads);
   const bool instructions = matrices();
   const double before = instructions ? usual_products() : 0.0;
-  const double small = reading(MADV_NOHUGEPAGE), large = reading(MADV_HUGEPAGE);
+  char* all_bytes = array(MADV_NOHUGEPAGE);
+  const double small = reading();
+  free(all_bytes);
+  all_bytes = array(MADV_HUGEPAGE);
+  const double large = reading();
+  const double few = multiplied<FEW, FROM_CACHES>(), many = multiplied<MANY, FROM_CACHES>();
+  const double cold = multiplied<FEW, FROM_MEMORY>(), stored = multiplied<MANY, AS_STORED>();
+  free(all_bytes);
   const double after = instructions ? usual_products() : 0.0;  // the slower of two times, a while apart
-  printf("%.6g %.6g %.6g %.6g %.6g\n", one, all, before < after ? before : after, small, large);
+  printf("%.6g %.6g %.6g %.6g %.6g %.6g %.6g %.6g %.6g\n", one, all, before < after ? before : after, small, large, few, many, cold, stored);
   return 0;
 }

@@ -1,6 +1,6 @@
 """The rates of this machine's CPU: what its cores compute and read, what onnxruntime's products reach, what an operator costs.
 
-They are measured once, in about a second, and kept with what they are of: the processor, the cores that may be used,
+They are measured once, in some seconds, and kept with what they are of: the processor, the cores that may be used,
 onnxruntime, and how it is measured. On a machine that others use they would be wrong for good, so they are not measured there.
 """
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
+import math
 import os
 import time
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
+from mirage_cli.backends import cpu as cpu_backend
 from mirage_cli.backends.toolchain import Tool
 from mirage_cli.errors import CheckFailed
 from mirage_cli.files import codec
@@ -32,7 +34,11 @@ VARIABLE = "MIRAGE_RATES"  #: `file` for the numbers of the target's file, whate
 FOLDER = "rates"  #: in the user's cache
 SECONDS = 60.0  #: for the program to be compiled, and to run
 LARGEST = 1 << 28  #: bytes of the array that is read, at most
-WIDTH, LAYERS, ROWS = 768, 24, 128  #: of a chain of products with 54 MiB of weights; strides of whole pages are slower
+WIDTH, LAYERS = 768, 24  #: of a chain of products with 54 MiB of weights; strides of whole pages are slower
+WEIGHTS = 4.0 * LAYERS * WIDTH * WIDTH  #: bytes of them
+FEW_ROWS, ROWS = 16, 128  #: of these, and of packed products in rates.cpp
+DEEP = 4  #: times as many summed positions of long sums, as in feed-forward layers
+ROUNDS = 7  #: of a chain, of which the fastest counts
 TIMES = 2  #: of each kind, of which the best counts
 FEW, MANY, ELEMENTS = 8, 72, 1 << 16  #: operators of two chains, and elements of one that is worth several threads
 
@@ -47,21 +53,27 @@ class Rates:
     bandwidth: A[float, says("Bytes a second that all cores read of memory.")]
     large_pages: A[float, says("The same of memory in large pages, in which sessions pack weights.")]
     library: A[float, says("Multiply-adds a second, times two, of products of 128 rows in onnxruntime.")]
+    library_few: A[float, says("The same of 16 rows.")]
+    library_deep: A[float, says("The same of 128 rows, over four times as many summed positions.")]
     library_bandwidth: A[float, says("Bytes of weights a second that its products of one row read.")]
     operator_us: A[float, says("Microseconds of an operator of onnxruntime with next to nothing to do.")]
     fork_us: A[float, says("Microseconds more that an operator takes for handing parts of itself to other threads.")]
+    panels: A[float, says("Multiply-adds a second, times two, of 128 rows with packed weights that caches hold.")]
+    panels_few: A[float, says("The same of 16 rows.")]
+    panels_cold: A[float, says("The same of 16 rows with packed weights that are read from memory.")]
+    stored: A[float, says("The same of 128 rows with weights as models store them.")]
     split: A[
         float, says("Multiply-adds a second of all cores, times two, split for matrix instructions; 0: there are none.")
     ] = 0.0
 
     def text(self) -> str:
         """The rates in a line."""
-        giga = [f"{x / 1e9:.0f}" for x in (self.one_core, self.all_cores, self.library, self.split)]
-        split = f", split {giga[3]}" if self.split else ""
+        giga = [f"{x / 1e9:.0f}" for x in (self.one_core, self.all_cores, self.panels, self.library, self.split)]
+        split = f", split {giga[4]}" if self.split else ""
         read = [f"{x / 1e9:.1f}" for x in (self.bandwidth, self.large_pages, self.library_bandwidth)]
         return (
-            f"{giga[0]} GFLOP/s of a core, {giga[1]} of all {self.cores} (onnxruntime {giga[2]}{split}), {read[0]} GB/s "
-            f"({read[1]} in large pages, onnxruntime {read[2]}), {self.operator_us:.2f} us an operator, "
+            f"{giga[0]} GFLOP/s of a core, {giga[1]} of all {self.cores} (products {giga[2]}, onnxruntime {giga[3]}{split}), "
+            f"{read[0]} GB/s ({read[1]} in large pages, onnxruntime {read[2]}), {self.operator_us:.2f} us an operator, "
             f"{self.fork_us:.1f} us a fork"
         )
 
@@ -87,9 +99,23 @@ class Rates:
                 "large_pages": self.large_pages / self.bandwidth,
                 "library_rate": self.library / self.all_cores,
                 "library_bandwidth": self.library_bandwidth / self.bandwidth,
+                "library_overlap": _overlap(self.library, self.library_few, self.library_bandwidth),
+                "library_deep": max(0.0, self.library / self.library_deep - 1) / math.log2(DEEP),
+                "packed_rate": min(1.0, self.stored / self.all_cores * (1 + float(usual["cpu"]["packed_half"]) / ROWS)),
+                **self.panel_constants(),
             },
         }
         return {k: _rounded(v) for k, v in changes.items()}
+
+    def panel_constants(self) -> dict[str, float]:
+        """What packed products reach, which take a time for each row and one for each panel (`products.in_panels`)."""
+        beside = max(1 / self.panels_few - 1 / self.panels, 0.0) / (1 / FEW_ROWS - 1 / ROWS)
+        rate = 1 / (1 / self.panels - beside / ROWS)
+        return {
+            "panel_rate": min(1.0, rate / self.all_cores),
+            "panel_half": beside * rate,
+            "overlap": _overlap(self.panels_few, self.panels_cold, self.large_pages),
+        }
 
 
 def kept() -> Rates | None:
@@ -127,23 +153,47 @@ def measure(compiler: Tool) -> Rates:
     Each is the best of some times a while apart: the threads of a session may share a core for as long as it lives, and
     others may slow the machine. Matrix instructions have the slower of two: others may use a core's unit too.
     """
-    cpu, products, operators = [], [], []
+    cpu, products, operators, chains = [], [], [], _Chains()
     with Scratch("mirage-rates-") as folder:
         (folder / "rates.cpp").write_text(_source())
-        flags = ("-std=c++17", "-O2", "-march=native", "-pthread", *compiler.compile_flags)
-        _run((*compiler.command, *flags, "rates.cpp", *compiler.link_flags, "-o", "rates"), folder)
+        flags = (*cpu_backend.FLAGS, "-march=native", "-pthread", *compiler.compile_flags)
+        with as_file(files("mirage_cli.templates").joinpath("include")) as headers:
+            own = (*compiler.command, *flags, "-I", str(headers), "rates.cpp", *compiler.link_flags, "-o", "rates")
+            _run(own, folder)
         size = min(LARGEST, 4 * devices.cache_bytes("cpu"))
         for _ in range(TIMES):
             cpu.append(tuple(map(float, _run((str(folder / "rates"), str(cores()), str(size)), folder).split())))
-            products.append(_products())
+            products.append(chains.rates())
             operators.append(_operators())
-    one, all_cores, _, bandwidth, large = map(max, zip(*cpu, strict=True))
-    split = min(s for _, _, s, _, _ in cpu)
-    library, read = map(max, zip(*products, strict=True))
+    one, all_cores, _, bandwidth, large, few, many, cold, stored = map(max, zip(*cpu, strict=True))
+    split = min(values[2] for values in cpu)
+    library, library_few, deep, read = map(max, zip(*products, strict=True))
     operator, fork = map(min, zip(*operators, strict=True))
     bandwidth = max(bandwidth, read)
-    values = (one, all_cores, bandwidth, max(bandwidth, large), library, read, operator, fork, split)
+    libraries = (library, library_few, deep, read)
+    values = (
+        one,
+        all_cores,
+        bandwidth,
+        max(bandwidth, large),
+        *libraries,
+        operator,
+        fork,
+        many,
+        few,
+        cold,
+        min(stored, many),
+        split,
+    )
     return Rates(cores(), *map(_rounded, values))
+
+
+def _overlap(many: float, few: float, bandwidth: float) -> float:
+    """The share of the shorter of memory and work that products of few rows do at the time of the other. They reach the rate
+    `few` with weights that come from memory at so many bytes a second, and would reach `many` with others."""
+    flops = 2.0 * FEW_ROWS * WEIGHTS / 4
+    multiplied, read = flops / many, WEIGHTS / bandwidth
+    return min(1.0, max(0.0, (multiplied + read - flops / few) / min(multiplied, read)))
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -155,18 +205,35 @@ def _run(command: tuple[str, ...], folder: Path) -> str:
     return outcome.output
 
 
-def _products() -> tuple[float, float]:
-    """(multiply-adds times two a second of products of many rows in onnxruntime, bytes of weights a second of one row)."""
-    import numpy as np  # noqa: PLC0415 - what was measured earlier is read without it
+class _Chains:
+    """Products of onnxruntime one behind the other: of the usual length, and half of them with long sums."""
 
-    rng = np.random.default_rng(0)
-    block = rng.standard_normal((WIDTH // LAYERS, WIDTH), dtype=np.float32) / np.float32(WIDTH**0.5)
-    # no two alike: equal weights would be stored once
-    weights = {f"w{k}": np.tile(block * np.float32(1 + k / LAYERS), (LAYERS, 1)) for k in range(LAYERS)}
-    call = _chain("MatMul", LAYERS, ("rows", WIDTH), weights)
-    many, one = (_seconds(call, np.ones((rows, WIDTH), np.float32), 5) for rows in (ROWS, 1))
-    size = LAYERS * WIDTH * WIDTH
-    return 2.0 * ROWS * size / many, 4.0 * size / one
+    def __init__(self) -> None:
+        wide = DEEP * WIDTH
+        self.usual = self.chain(LAYERS, (WIDTH, WIDTH))
+        self.long = self.chain(LAYERS // DEEP, (WIDTH, wide), (wide, WIDTH))
+
+    def chain(self, count: int, *shapes: tuple[int, int]) -> Any:
+        """A session. No two weights are alike: equal ones would be stored once."""
+        import numpy as np  # noqa: PLC0415 - what was measured earlier is read without it
+
+        rng = np.random.default_rng(0)
+        rows = [rng.standard_normal((d // LAYERS, w), dtype=np.float32) / np.float32(d**0.5) for d, w in shapes]
+        own = [np.tile(rows[k % len(shapes)] * np.float32(1 + k / LAYERS), (LAYERS, 1)) for k in range(count)]
+        return _chain("MatMul", count, ("rows", WIDTH), {f"w{k}": w for k, w in enumerate(own)})
+
+    def rates(self) -> tuple[float, float, float, float]:
+        """Multiply-adds a second, times two, of many and of few rows, and of many with long sums; bytes of weights of one."""
+        many, few, one = (self.seconds(self.usual, rows) for rows in (ROWS, FEW_ROWS, 1))
+        long = max(self.seconds(self.long, ROWS) - many / 2, many / 8)  # half of its work are usual sums
+        flops = WEIGHTS / 2  # of a row
+        return ROWS * flops / many, FEW_ROWS * flops / few, ROWS * flops / 2 / long, WEIGHTS / one
+
+    def seconds(self, session: Any, rows: int) -> float:
+        """The least time of a run."""
+        import numpy as np  # noqa: PLC0415 - as above
+
+        return _seconds(session, np.ones((rows, WIDTH), np.float32), ROUNDS)
 
 
 def _operators() -> tuple[float, float]:
@@ -221,8 +288,14 @@ def _name() -> str:
         for n in ("onnxruntime", "onnxruntime-gpu")
         for d in importlib.metadata.distributions(name=n)
     ]
-    told = [*devices.identity(), runtimes, _source(), Path(__file__).read_text()]
+    told = [*devices.identity(), runtimes, _source(), *_headers(), Path(__file__).read_text()]
     return hashlib.sha256("\0".join(map(str, told)).encode()).hexdigest()
+
+
+def _headers() -> list[str]:
+    """The headers of packed products, whose rates are measured."""
+    folder = files("mirage_cli.templates").joinpath("include", "mirage", "cpu")
+    return [folder.joinpath(name).read_text(encoding="utf-8") for name in ("packed.hpp", "contract.hpp", "math.hpp")]
 
 
 def _source() -> str:

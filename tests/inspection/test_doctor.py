@@ -54,7 +54,7 @@ def test_rates_are_shown_where_they_are_known_and_measured_on_request(machine: p
     machine.setattr(toolchain, "find_cxx", lambda *_: Tool(("g++",), "g++ 12", "PATH"))
     machine.setattr(rates, "found", lambda tool, anew: (SOME, "") if anew else (None, ""))
     found = doctor.examine(measure=True).item("processor's rates")
-    assert found.ok and "200 of all 4 (onnxruntime 150, split 400), 40.0 GB/s" in found.found
+    assert found.ok and "200 of all 4 (products 160, onnxruntime 150, split 400), 40.0 GB/s" in found.found
     machine.setattr(rates, "found", lambda tool, anew: (None, "this machine is loaded"))
     assert doctor.examine(measure=True).item("processor's rates").found == "this machine is loaded"
 

@@ -17,7 +17,7 @@ from mirage_cli.search.schedules.fitted import Cpu
 from mirage_cli.search.schedules.target import changed_target, load_target
 
 TOOL = Tool(("g++",), "g++ 12", "PATH")
-SOME = Rates(4, 6e10, 2e11, 4e10, 6e10, 1.5e11, 3e10, 0.4, 5.0, 4e11)
+SOME = Rates(4, 6e10, 2e11, 4e10, 6e10, 1.5e11, 1e11, 1.2e11, 3e10, 0.4, 5.0, 1.6e11, 1.4e11, 1.1e11, 1.3e11, 4e11)
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def test_this_machine_has_rates(cxx: Toolchain) -> None:
     found = rates.measure(cxx.cxx)
     assert all(0 < x < math.inf for x in astuple(replace(found, split=found.split or 1.0)))
     assert found.large_pages >= found.bandwidth >= found.library_bandwidth
+    assert found.panels >= found.stored
     changed_target(found.changes(), "")
 
 
@@ -78,8 +79,32 @@ def test_the_targets_file_has_their_place() -> None:
         flops * c.library_rate,
         *(file.bandwidth * x for x in (1.0, c.large_pages, c.library_bandwidth)),
     )
-    own = Rates(file.units, flops, flops, small, large, library, read, c.operator_us, file.fork_us)
-    assert changed_target(own.changes(), "") == file
+    work, weights = 2.0 * rates.FEW_ROWS * rates.WEIGHTS / 4, rates.WEIGHTS
+
+    def cold(hot: float, bandwidth: float, overlap: float) -> float:
+        times = work / hot, weights / bandwidth
+        return work / (max(times) + (1 - overlap) * min(times))
+
+    def panels(rows: int) -> float:
+        return flops * c.panel_rate * rows / (rows + c.panel_half)
+
+    libraries = (library, cold(library, read, c.library_overlap), library / (1 + 2 * c.library_deep), read)
+    own = (panels(rates.ROWS), panels(rates.FEW_ROWS), cold(panels(rates.FEW_ROWS), large, c.overlap))
+    stored = flops * c.packed_rate * rates.ROWS / (rates.ROWS + c.packed_half)
+    known = Rates(file.units, flops, flops, small, large, *libraries, c.operator_us, file.fork_us, *own, stored)
+    assert changed_target(known.changes(), "") == file
+
+
+def test_constants_of_products_come_from_their_times() -> None:
+    """Panels of 128 rows at 80 % of the cores' rate and of 16 at 70 %: a panel costs as much as 2.7 rows. Weights in memory
+    take as long as they and the products, less what overlaps."""
+    constants = SOME.changes()["cpu"]
+    reached = [constants["panel_rate"] * rows / (rows + constants["panel_half"]) for rows in (128, 16)]
+    assert reached == pytest.approx([0.8, 0.7], rel=0.01)
+    hot, cold = (rates.FEW_ROWS * rates.WEIGHTS / 2 / rate for rate in (SOME.panels_few, SOME.panels_cold))
+    read = rates.WEIGHTS / SOME.large_pages
+    assert max(hot, read) + (1 - constants["overlap"]) * min(hot, read) == pytest.approx(cold, rel=0.02)
+    assert constants["library_deep"] == pytest.approx((1.5 / 1.2 - 1) / 2, rel=0.01)
 
 
 def test_what_was_not_measured_follows_what_was() -> None:
