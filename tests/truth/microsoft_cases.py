@@ -52,6 +52,19 @@ def simple() -> list[Case]:
     ]  # fmt: skip
 
 
+def convolutions() -> list[Case]:
+    """Causal convolutions with a state: dilations, both layouts."""
+    x, w, rows = f(2, 6, 5), f(6, 1, 3), f(2, 5, 2, 3)
+    op, two = "CausalConvWithState", {"outputs": 2}
+    return [
+        microsoft(op, x, w, f(6), f(2, 6, 2), activation="silu", **two),
+        microsoft(op, x, w, **two),
+        microsoft(op, x[..., :1].copy(), w, None, f(2, 6, 2), **two),
+        microsoft(op, x, w, f(6), f(2, 6, 4), dilation=2, activation="swish", **two),
+        microsoft(op, rows, w, f(6), f(2, 4, 2, 3), dilation=2, channels_last=1, **two),
+    ]
+
+
 def attentions() -> list[Case]:
     """Attention and MultiHeadAttention."""
     x, w, bias = f(2, 4, 8), f(8, 24), f(24)
@@ -229,4 +242,4 @@ def experts() -> list[Case]:
     return found
 
 
-CASES = [*simple(), *attentions(), *decoding(), *grouped(), *quantized(), *experts()]
+CASES = [*simple(), *attentions(), *decoding(), *grouped(), *quantized(), *experts(), *convolutions()]

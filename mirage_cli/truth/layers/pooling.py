@@ -17,6 +17,8 @@ from mirage_cli.truth.operators.linear import activation
 
 #: how many elements the windows of a convolution have that are laid out at once
 LARGEST_PART = 1 << 24
+#: attributes of causal convolutions of which only their defaults are computed
+CUDA_ALONE = ("state_window", "state_update_capacity", "state_length", "input_channel_offset", "input_channels")
 
 
 @dataclass(frozen=True)
@@ -125,18 +127,30 @@ def _fused_conv(call: Call) -> Tensor:
 
 
 @meaning("CausalConvWithState")
+@meaning("CausalConvWithState", domain="com.microsoft")
 def _causal_conv(call: Call) -> Sequence[Value]:
-    x, kernel, past = call.array(0), call.array(1), call.maybe(3)
-    before = kernel.shape[2] - 1
-    long = np.concatenate([np.zeros((*x.shape[:2], before)) if past is None else past, x], 2)
-    call.limits.check_work(float(math.prod(x.shape)) * (before + 1))
-    y = np.zeros_like(x)
-    for i in range(before + 1):
-        y = y + long[:, :, i : i + x.shape[2]] * kernel[:, 0, i, None]
+    x, kernel, apart, last = call.array(0), call.array(1), call.integer("dilation", 1), call.integer("channels_last", 0)
+    other = call.integer("state_channels_last", -1) not in (-1, last)
+    if x.ndim < 3 or kernel.ndim != 3 or other or any(call.integer(name, 0) for name in CUDA_ALONE):
+        raise Refused("a causal convolution over several axes, of a part of its input, or with states of another form")
+    rows, taps = _sequences(x, last), kernel.shape[2]
+    reach = (taps - 1) * apart
+    past = _sequences(call.array(3), last) if call.given(3) else np.zeros((*rows.shape[:2], reach))
+    long = np.concatenate([past, rows], 2)
+    call.limits.check_work(float(math.prod(x.shape)) * taps)
+    y = np.zeros_like(rows)
+    for i in range(taps):
+        y = y + long[:, :, i * apart : i * apart + rows.shape[2]] * kernel[:, 0, i, None]
     y = _with_bias(y, call.maybe(2))
     if call.text("activation", "none") in ("silu", "swish"):
         y = y / (1 + np.exp(-y))
-    return [call.like(y), call.like(long[:, :, long.shape[2] - before :])]
+    results = (y, long[:, :, long.shape[2] - reach :])
+    return [call.like(np.moveaxis(z, 1, 2).reshape(len(z), -1, *x.shape[2:]) if last else z) for z in results]
+
+
+def _sequences(x: Array, last: int) -> Array:
+    """[batch, channels, sequence] of a tensor whose channels may be its `last` axes."""
+    return np.moveaxis(x.reshape(*x.shape[:2], -1), 2, 1) if last else x
 
 
 @meaning("ConvTranspose")
