@@ -288,7 +288,7 @@ class Graph:
             return v
         if ex.product(dims) != ex.product(self.dims(v)):
             raise InvalidGraph(f"cannot reshape {self.tensors[v]} to [{', '.join(map(str, dims))}]")
-        if isinstance(self.steps[v], Reshape):
+        if isinstance(self.steps[v], Reshape) and v not in self.bounds:
             return self.reshape(self.inputs[v][0], dims)
         return self.record(Reshape(), (v,), dims, self.dtype(v))
 

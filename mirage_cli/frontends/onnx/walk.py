@@ -265,6 +265,8 @@ class _Walk:
             if v is not None and output.name:
                 self.values[output.name] = v
                 self.complete(output, v)
+                if splicing.END in node.meta:
+                    self.graph.bounds.append(v)
 
     def learn(self, unequal: UnequalExtents) -> None:
         """Two extents are equal in every run that does not fail: a window is full, or a table reaches to the end."""

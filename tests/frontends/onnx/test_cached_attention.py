@@ -205,3 +205,28 @@ def in_place(session: Any, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray
         bound.bind_ortvalue_output(name, value)
     session.run_with_iobinding(bound)
     return {"y": bound.get_outputs()[0].numpy(), **caches}
+
+
+def test_a_product_behind_attention_that_stays(cache: Path, tmp_path: Path) -> None:
+    """It reads what the operator gives, no part of it."""
+    before = model("packed")
+    graph = before.graph
+    product = onnx.helper.make_node("MatMul", ["y", "w"], ["z"], "projection")
+    graph.node.append(product)
+    graph.initializer.append(onnx.numpy_helper.from_array(noise(HEADS * SIZE, 48), "w"))
+    graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["b", "s", 48]))
+    del graph.output[0]
+    onnx.save(before, tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    report = mi.optimize(
+        tmp_path / "model.onnx", out, target="cpu", force=True, jobs=1, cache=str(cache), only=["projection"]
+    )
+    assert [f.name for f in report.replaced] == ["linear"]
+    assert [n.op_type for n in onnx.load(out / MODEL).graph.node if n.domain == "com.microsoft"] == [
+        "GroupQueryAttention"
+    ]
+    both = sessions.session(str(out / MODEL), library=out / LIBRARY), sessions.session(str(tmp_path / "model.onnx"))
+    for new, lengths, total in RUNS.values():
+        own, wanted = (dict(sessions.run(s, inputs("packed", new, lengths, total, total - new))) for s in both)
+        for row, length in enumerate(lengths):
+            np.testing.assert_allclose(own["z"][row, :length], wanted["z"][row, :length], rtol=1e-4, atol=1e-4)

@@ -21,7 +21,7 @@ from mirage_cli.codegen.cache_rows import DOMAIN, CacheRows
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 from mirage_cli.frontends.onnx.parts import texts
 from mirage_cli.frontends.onnx.parts.cut_points import take_place
-from mirage_cli.frontends.onnx.parts.splicing import INSIDE, OLDEST, Tensor, described, parsed, spliced
+from mirage_cli.frontends.onnx.parts.splicing import END, INSIDE, OLDEST, Tensor, described, parsed, spliced
 
 _READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13})  #: inputs that are understood
 _INPUTS = 16
@@ -155,6 +155,9 @@ class _Layer:
         more = [self.given[11], self.padded_bias(results[0]), *self.given[12:14]]
         text = self.attention() % self.numbers()
         y = spliced(self.node, "attention", text, [queries, *results, *more], [None])
+        last = y[0].producer()
+        assert last is not None
+        last.meta[END] = True
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
         take_place(self.node, list(zip(self.node.outputs, [*y, *results[:2]], strict=False)))

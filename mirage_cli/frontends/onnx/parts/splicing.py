@@ -16,6 +16,7 @@ from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 
 INSIDE = "inside"  #: the key under which a node knows the operator that it is a part of
 WHOLE = "whole"  #: and, where its parts take its place together or not at all, which one of the model
+END = "end"  #: the key of nodes whose results are what their operator gives, which may stay: others read these alone
 OLDEST = 13  #: the opset whose forms of operators texts have
 ON_CPUS = "cpus"  #: the key of nodes whose weights may lie in another layout for other devices
 Dims: TypeAlias = Sequence[int | str | None]
@@ -71,9 +72,10 @@ def mark(model: ir.Model, whole: str, key: str) -> None:
 
 
 def between(model: ir.Model) -> Iterator[ir.Value]:
-    """What operators whose parts are replaced together read and give."""
+    """What operators whose parts are replaced together read and give, and the results that an operator is said to END in."""
     for node in model.graph:
         whole = node.meta.get(WHOLE)
+        yield from node.outputs if END in node.meta else ()
         if whole is not None:
             makers = ((v, v.producer()) for v in node.inputs if v is not None)
             yield from (v for v, maker in makers if maker is not None and maker.meta.get(WHOLE) != whole)
