@@ -46,14 +46,15 @@ class ModelFolder:
                 if file not in taken and not (self.config is not None and file == CONFIG):
                     yield file
 
-    def runs_on_cpus(self, file: str) -> bool:
-        """Whether the configuration has a member run on CPUs alone: its session names no other provider."""
+    def providers(self, file: str) -> set[str]:
+        """The providers that the configuration names for a member's session, in small letters: CPUs' alone where it names
+        none; nothing is known of a folder without one."""
         if self.config is None:
-            return False
+            return set()
         usual = self.config["model"].get("decoder", {}).get(_SESSION, {})
         parts = [p for p in _parts(self.config["model"]) if _normal(p["filename"]) == file]
-        named = [name.lower() for p in parts for given in p.get(_SESSION, usual).get(_PROVIDERS, []) for name in given]
-        return {*named} <= {"cpu"}
+        named = {name.lower() for p in parts for given in p.get(_SESSION, usual).get(_PROVIDERS, []) for name in given}
+        return named or {"cpu"}
 
     def configured(self, patched: Mapping[str, bool]) -> dict[str, Any]:
         """The configuration with every model at its new place; `patched` says of each member's file whether it has a library.

@@ -50,6 +50,14 @@ def toolchain(options: Options) -> Toolchain:
     return tools
 
 
+def compiles_for_gpus(options: Options) -> bool:
+    """True if this machine has a compiler for CUDA."""
+    try:
+        return tools_module.find_nvcc(store(options)) is not None
+    except ToolMissing:
+        return False
+
+
 def times_originals(options: Options) -> bool:
     """True if original nodes are timed beside fragments on the GPU, by onnxruntime: with `--force`, which replaces them
     whatever their time is, only where its provider is there. Of a farm's workers that is not known."""
@@ -167,6 +175,11 @@ def targets(options: Options, tools: Toolchain) -> dict[str, tuple[str, ...]]:
     if wants_cuda(options) or (not options.target and tools.nvcc is not None):
         chosen["cuda"] = archs(options)
     return chosen | {k: default_architectures(k) or (k,) for k in kinds() if k in {*options.target} - {"cpu", "cuda"}}
+
+
+def made_besides(options: Options) -> tuple[str, ...]:
+    """The kinds whose kernels a run makes though others were asked for."""
+    return ("cpu",) if options.target and "cpu" not in options.target and not options.measure else ()
 
 
 def unasked(options: Options, tools: Toolchain) -> list[str]:

@@ -17,7 +17,7 @@ from mirage_cli.files.rawfile import DataFile
 from mirage_cli.frontends import folders, sizes
 from mirage_cli.frontends.folders import CONFIG, HERE, ModelFolder
 from mirage_cli.frontends.onnx import protobuf
-from mirage_cli.optimization import assembly, story
+from mirage_cli.optimization import assembly, environment, story
 from mirage_cli.options import dims
 from mirage_cli.options.options import Options
 from mirage_cli.report.models import FolderReport, Index
@@ -52,11 +52,9 @@ def optimize(path: Path, out: Path, options: Options, progress: Progress | None 
 
 
 def options_of(source: ModelFolder, options: Options) -> dict[str, Options]:
-    """The options of each model: kernels for CPUs alone where nothing is asked for and it runs on these, and of --dim and
-    --shape those that are of its inputs. Raises UsageError for what none has."""
-    asked_for = options.target or options.arch or options.gpu is not None
-    cpu = {m.file for m in source.members if not asked_for and source.runs_on_cpus(m.file)}
-    own = {m.file: replace(options, target=("cpu",)) if m.file in cpu else options for m in source.members}
+    """The options of each model: kernels for what it runs on where nothing is asked for, and of --dim and --shape those that
+    are of its inputs. Raises UsageError for what none has."""
+    own = {m.file: replace(options, target=_target(source.providers(m.file), options)) for m in source.members}
     if len(source.members) == 1 or not (options.dim or options.shape):
         return own
     inputs = {m.file: _inputs(source.path / m.file) for m in source.members}
@@ -67,6 +65,16 @@ def options_of(source: ModelFolder, options: Options) -> dict[str, Options]:
         file: replace(own[file], dim=_of(options.dim, set().union(*known.values())), shape=_of(options.shape, known))
         for file, known in inputs.items()
     }
+
+
+def _target(providers: set[str], options: Options) -> tuple[str, ...]:
+    """The kinds that are asked for, of a model that runs on these providers: CUDA by those who can compile for it."""
+    if options.target or options.measure:
+        return options.target
+    if "cuda" in providers and environment.compiles_for_gpus(options):
+        return ("cuda",)
+    alone = providers == {"cpu"} and not options.arch and options.gpu is None
+    return ("cpu",) if alone else ()
 
 
 def _of(texts: Sequence[str], known: Collection[str]) -> tuple[str, ...]:

@@ -487,6 +487,7 @@ def plan_options(
         passes,
         pool,
         tuple(sorted(given.items())),
+        once=environment.made_besides(options),
     )
 
 

@@ -170,6 +170,9 @@ class PlanOptions:
     wrong: tuple[KernelGraph, ...] = ()
     refused: tuple[Shaped, ...] = ()
     own: tuple[Target, ...] = ()  #: in the place of those of files; rates alone differ
+    once: tuple[
+        str, ...
+    ] = ()  #: kinds that nobody asked for: one muGraph serves all sizes, the best one at typical ones
 
     def passes_over(self, graph: KernelGraph, schedules: Sequence[Schedule]) -> bool:
         """True for a way that was found to be wrong, or that does not compile."""
@@ -198,7 +201,7 @@ def plan_fragment(
         result.reasons = dict.fromkeys(options.targets, reason)
         return result
 
-    def planned_for(target: Target) -> tuple[TargetPlan | None, str]:
+    def planned_for(target: Target, once: bool) -> tuple[TargetPlan | None, str]:
         searched = searcher.search(program, target)
         result.statistics = searched.statistics
         debug.show("search", f"{name} {identifier}, {target.name}", partial(_shown, searched))
@@ -211,17 +214,19 @@ def plan_fragment(
         if plan is None and (wrong or options.refused):
             more = searcher.with_graphs(MORE_GRAPHS).search(program, target).candidates
             plan, reason = _choose(identifier, program, more, target, operators, options, wrong)
-        if plan is not None and program.symbols:
+        if plan is not None and program.symbols and not once:
             plan = _ranged(plan, searcher, identifier, program, target, operators, options)
             plan = plan if fastest is None else replace(fastest, others=plan.others)
-        if plan is not None and program.symbols:
+        if plan is not None and program.symbols and not once:
             plan = _everywhere(plan, program, target, operators, options)
             plan = _at_steps(plan, program, target, options) if operators == FUSED and target.threaded else plan
         return plan, reason or _no_candidate(result.statistics)
 
     for kind, names in options.targets.items():
         target = newest(names)
-        outcomes = {t: planned_for(options.target(t)) for t in dict.fromkeys((*names, target.name))}
+        outcomes = {
+            t: planned_for(options.target(t), kind in options.once) for t in dict.fromkeys((*names, target.name))
+        }
         plan, reason = outcomes.pop(target.name)
         for older, (its, why) in outcomes.items():
             if its is None:

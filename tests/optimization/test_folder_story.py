@@ -86,20 +86,34 @@ def test_a_model_alone_lies_in_the_folder_itself(tmp_path: Path, cache: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("named", "asked", "kinds"),
-    [([], {}, {"cpu"}), ([{"cuda": {}}], {}, {"cpu", "cuda"}), ([], {"target": ("cuda",)}, {"cpu", "cuda"})],
+    ("named", "asked", "kinds", "besides"),
+    [
+        ([], {}, {"cpu"}, ()),
+        ([{"cuda": {}}], {}, {"cpu", "cuda"}, ("cpu",)),
+        ([{"cuda": {}}], {"measure": True}, {"cpu", "cuda"}, ()),
+        ([{"dml": {}}], {}, {"cpu", "cuda"}, ()),
+        ([], {"target": ("cuda",)}, {"cpu", "cuda"}, ("cpu",)),
+        ([{"cuda": {}}], {"target": ("cpu", "cuda")}, {"cpu", "cuda"}, ()),
+    ],
 )
 def test_kernels_are_for_what_the_folder_runs_on(
-    named: list[Any], asked: dict[str, Any], kinds: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: list[Any],
+    asked: dict[str, Any],
+    kinds: set[str],
+    besides: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where nothing is asked for; a compiler for CUDA is there."""
     source, found = genai(tmp_path / "in"), list[set[str]]()
+    monkeypatch.setattr(environment, "compiles_for_gpus", lambda _: True)
     config = json.loads((source / CONFIG).read_text())
     config["model"]["decoder"]["session_options"]["provider_options"] = named
     (source / CONFIG).write_text(json.dumps(config))
 
     def made(_: str, __: Path, ___: Any, options: Options, ____: Any) -> Any:
         found.append(set(environment.targets(options, Toolchain(Path("c++"), Path("nvcc")))))
+        assert environment.made_besides(options) == besides
 
     monkeypatch.setattr(story, "made", made)
     folder_story.optimize(source, tmp_path / "out", Options(dry_run=True, **asked))

@@ -18,6 +18,7 @@ from mirage_cli.codegen.source import Rendered, lowered
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends.onnx.parts.splicing import INSIDE
 from mirage_cli.lax.dtypes import F16, F32, F64, U4, DType
+from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
@@ -332,3 +333,19 @@ def test_a_machines_rates_decide_between_plans_but_not_what_is_printed() -> None
     assert p.text == rendered("abc", fragment, p.graph, p.schedules, load_target("cpu")).text
     keys = {plan_key("abc", "norm_linear", fragment, 6, options) for options in (CPU, fast)}
     assert len(keys) == 2
+
+
+def test_kinds_that_nobody_asked_for_have_one_mugraph_for_all_sizes() -> None:
+    """The kernels of the kind that is asked for are the same; those besides are proved too, and hold any size."""
+    g = Graph()
+    x, w = g.input("x", (symbol("rows"), 64), F16), g.input("w", (64, 64), F16, True)
+    rows = canonical(recorded(g, [g.contract(x, w, [0, 1], [1, 2], [0, 2])]))
+    options = replace(BOTH, targets={"cpu": ("cpu",), "cuda": ("sm_90a",)})
+    with mock.patch.object(plans, "_ranged", side_effect=plans._ranged) as several:
+        every, once = (plan_fragment("abc", "norm", rows, 6, o) for o in (options, replace(options, once=("cpu",))))
+    assert [call.args[4].name for call in several.call_args_list] == ["cpu", "sm_90a", "sm_90a"]
+    assert once.plans["cuda"].text == every.plans["cuda"].text
+    assert once.plans["cpu"].others == () and once.plans["cpu"].verdict.passed and once.plans["cpu"].text
+    assert plan_key("abc", "norm", rows, 6, options) != plan_key(
+        "abc", "norm", rows, 6, replace(options, once=("cpu",))
+    )
