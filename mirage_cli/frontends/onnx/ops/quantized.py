@@ -124,7 +124,7 @@ def _check_groups(call: Call, deep: int, size: int) -> None:
         return
     stored = call.tensor(4).const_value
     if stored is None or not np.array_equal(stored.numpy(), np.arange(deep) // size):
-        raise Refused("groups of positions that have not as many as a block")
+        raise Refused("groups of positions of a weight that the model does not hold")
 
 
 def _zero_points(call: Call, dims: tuple[int, int], bits: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -80,12 +81,39 @@ def test_groups_of_positions() -> None:
     x = {"x": noise(2, 3, 64)}
     (ours,), (exact,) = evaluation.run(read(packed), x), evaluate.run(packed, x).values()
     assert np.allclose(ours, exact, rtol=1e-9)
-    given = n_bits(4, 16, 64, {4: np.maximum(np.arange(64, dtype=np.int32) // 16, 1)})
-    given.graph.node.append(helper.make_node("Neg", ["y"], ["z"]))
-    given.graph.output[0].name = "z"
-    uneven = read(given)
-    assert list(uneven.reasons.values()) == ["groups of positions that have not as many as a block"]
-    assert str(uneven.graph.tensors[uneven.values["y"]]) == "f32[a, b, 6]"
+    outside = n_bits(4, 16, 64, {4: scattered})
+    outside.graph.input.append(helper.make_tensor_value_info("w4", TensorProto.INT32, [64]))
+    outside.graph.node.append(helper.make_node("Neg", ["y"], ["z"]))
+    outside.graph.output[0].name = "z"
+    stays = read(outside)
+    assert list(stays.reasons.values()) == ["groups of positions of a weight that the model does not hold"]
+    assert str(stays.graph.tensors[stays.values["y"]]) == "f32[a, b, 6]"
+
+
+@pytest.mark.parametrize("zeros", ["none", "packed", "float"])
+@pytest.mark.parametrize(("bits", "deep"), [(4, 64), (4, 56), (8, 64), (2, 64)])
+def test_groups_that_have_not_as_many_as_a_block(bits: int, deep: int, zeros: str) -> None:
+    """More than a block has, fewer, none; an infinite activation stays where it is."""
+    draw = np.random.default_rng(3).permutation(deep)
+    for group in (np.maximum(np.arange(deep) // 16, 1), draw % 3, np.minimum(draw // 9, 3), np.full(deep, 3)):
+        others: dict[int, Tensor] = {4: group.astype(np.int32)}
+        if zeros == "packed":
+            others[3] = whole(256, WIDE, -(-4 * bits // 8))
+        if zeros == "float":
+            others[3] = (1 << bits - 1) + noise(WIDE, 4)
+        given = n_bits(bits, 16, deep, others)
+        x = noise(2, 3, deep)
+        x[0, 0] = np.where(np.arange(deep) == 0, np.inf, 0)
+        imported = read(given)
+        assert "MatMulNBits" not in " ".join(imported.reasons.values())
+        places = imported.model.graph.initializers["y/sorted/positions"].const_value.numpy()
+        (ours,) = evaluation.run(imported, {"x": x}, {"y/sorted/activations": x[..., places]})
+        (exact,) = evaluate.run(given, {"x": x}).values()
+        assert np.allclose(ours, exact, rtol=1e-9, equal_nan=True)
+        if bits == 4 and zeros != "packed":  # what onnxruntime has on CPUs, without rounding activations
+            models = (ir.to_proto(imported.model), given)
+            new, old = (sessions.run(sessions.session(m.SerializeToString()), {"x": x})["y"] for m in models)
+            assert np.allclose(new, old, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_more_than_one_full_block_and_a_part() -> None:
