@@ -24,6 +24,8 @@ from mirage_cli.kernel_language.printer import text
 from mirage_cli.search.schedules.strip import iterations, resident
 
 ALONE = 0.75  #: of the multiprocessors of a target: some of its cards have fewer
+FEW = 0.25  #: the same for larger clusters than those of a `PAIR` of multiprocessors, which are always near each other
+PAIR = 2
 MOST_FLOATS = 200  #: registers of a thread for results of products, beyond which kernels spill
 COMMITTED = k.run("copy_commit")
 TURN, SLOT = k.name("turn"), k.name("slot")
@@ -97,9 +99,11 @@ class _Kernel(StripParts):
 
     def alone(self) -> tuple[int, int]:
         """Up to how many blocks each has a multiprocessor of its own, and the bytes that see to it: kernels behind this one,
-        which begin before it has ended, would delay it there by what they ask for."""
+        which begin before it has ended, would delay it there by what they ask for. Clusters of more than two begin where as
+        many multiprocessors lie near each other: many of them would wait until the kernels in front have left these."""
         t, late = self.r.target, bool(dict(self.s.numbers).get("late", 0))
-        return (int(ALONE * t.units), t.shared_total // 2) if t.features.dependent_launch and not late else (0, 0)
+        share = ALONE if self.splits <= PAIR else FEW
+        return (int(share * t.units), t.shared_total // 2) if t.features.dependent_launch and not late else (0, 0)
 
     def declarations(self, threads: int) -> list[ir.Statement]:
         """The kernel's parameters, the place of the block, and the group and number of a warp."""
