@@ -3,6 +3,7 @@ with several muGraphs that sizes choose from."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -141,6 +142,32 @@ def test_cpu_kernels_at_odd_sizes(on_cpu: list[Case], harness: Path) -> None:
 def test_cpu_kernels_at_drawn_sizes(on_cpu: list[Case], harness: Path, rows: int, keys: int) -> None:
     case = replace(on_cpu[-1], sizes=(("keys", keys), ("rows", rows)))
     assert kernels.run(harness, [case]) == []
+
+
+def _heads(g: Graph, t: DType) -> Sequence[int]:
+    """Rows of sequences, whose products are stored by heads: two axes of unknown length that do not become one."""
+    x = g.input("x", (symbol("batch"), symbol("rows"), 40), t)
+    y = compose.linear(g, x, g.input("w", (40, 32), t, constant=True))
+    return [g.transpose(g.reshape(y, (symbol("batch"), symbol("rows"), 2, 16)), (0, 2, 1, 3))]
+
+
+def test_products_leave_out_rows_behind_the_end_of_a_sequence(tmp_path: Path) -> None:
+    """Tiles of several sequences that are longer than what there is: each has a product of the rows that there are."""
+    p, machine = program(_heads, F32), load_target("cpu")
+    batch, rows = (next(a.name for a in p.axes if a.extent == symbol(name)) for name in ("batch", "rows"))
+    block = next(b for b in Searcher(SearchOptions()).blocks(p)[0] if not b.split)
+    ways = (r.schedule for r in ranked(p, block, machine, 400, apart=True))
+    found = (
+        Case("heads", p, single(p, block), (way,), machine)
+        for way in ways
+        if way.tile(batch) > 1 and way.tile(rows) >= 64
+    )
+    case = next(c for c in found if c.renders())
+    text = case.render().text
+    assert re.search(rf"for \(int i_{batch} = 0;[^;]*; \+\+i_{batch}\) {{\s*mirage::contract<[^;]*, n_{rows}, ", text)
+    built = kernels.build({"heads": text}, tmp_path, [*kernels.CPU_FLAGS, *kernels.SANITIZERS])
+    sizes = [(n, length) for n in (1, 3, 9) for length in (1, 16, 50, 129)]
+    assert kernels.run(built, [replace(case, sizes=(("batch", n), ("rows", length))) for n, length in sizes]) == []
 
 
 @pytest.mark.parametrize("dtype", [F16, F32])

@@ -217,11 +217,33 @@ def _store(at: CpuPositions, n: Store, phase: str) -> ir.Statement:
 # --- contractions -------------------------------------------------------------------------------------------------------
 def _contract(at: CpuPositions, n: Contract, phase: str) -> ir.Statement:
     c = at.t.buffers[n.out]
+    groups = _walked(at, n, phase)
+    outer, own = [axis for group, _ in groups for axis, _ in group], [group for _, group in groups]
     a, b = (_rounded(at, n, o) for o in _operands(at, n, phase))
-    rows, cols = (count(g) if _whole(at, g, phase) else 0 for g in (c.rows, c.cols))
-    known = k.of_type("mirage::Known", rows, count(c.rows), cols, count(n.over), a.depth, b.row, b.depth, n.add)
-    sizes = (_positions(at, c.rows, phase), _positions(at, c.cols, phase), _summed(at, n.over, phase))
-    return k.run("mirage::contract", n.out, c.pitch, *sizes, a.place, b.place, n.add, static=[known])
+    rows, cols = (count(g) if _whole(at, g, phase) else 0 for g in own)
+    known = k.of_type("mirage::Known", rows, count(own[0]), cols, count(n.over), a.depth, b.row, b.depth, n.add)
+    sizes = (*(_positions(at, g, phase) for g in own), _summed(at, n.over, phase))
+    out = k.total([n.out, *_places(c, outer)])
+    product = k.run("mirage::contract", out, c.pitch, *sizes, a.place, b.place, n.add, static=[known])
+    return k.nested(at.loops(outer, phase), product)[0]
+
+
+def _walked(at: CpuPositions, n: Contract, phase: str) -> tuple[tuple[Sizes, Sizes], ...]:
+    """For rows and for columns the axes whose positions have a product each, and those of one product: of a partial axis that
+    is not the outermost one all positions would be taken, also those outside of the tensor. Products of few are not worth it,
+    and weights that stay packed begin where they do."""
+    c, found = at.t.buffers[n.out], []
+    for group, operand in ((c.rows, n.a), (c.cols, n.b)):
+        partial = _partial(at, group, phase)
+        last = [axis for axis, _ in group].index(partial[-1]) if partial else 0
+        apart = count(group[last:]) >= LINE and operand not in at.t.weights
+        found.append((group[:last], group[last:]) if apart else (group[:0], group))
+    return tuple(found)
+
+
+def _places(b: Buffer, axes: Sequence[str]) -> list[ir.Expression]:
+    """How far positions along axes lie behind a buffer's first element."""
+    return [k.name(f"i_{axis}") * b.stride(axis) for axis in axes if axis in dict(b.axes)]
 
 
 def _partial(at: CpuPositions, sizes: Sizes, phase: str) -> list[str]:
@@ -263,10 +285,11 @@ class _Operand:
 
 def _operands(at: CpuPositions, n: Contract, phase: str) -> tuple[_Operand, _Operand]:
     """Rows and columns of a contraction. One of them may be packed; the other one is of float32."""
-    c = at.t.buffers[n.out]
-    a, b = _operand(at, n.a, c.rows, n.over, phase), _packed(at, n, n.b, _operand(at, n.b, c.cols, n.over, phase))
+    (apart, rows), (beside, cols) = _walked(at, n, phase)
+    a, own = _operand(at, n.a, rows, n.over, phase, apart), _operand(at, n.b, cols, n.over, phase, beside)
+    b = _packed(at, n, n.b, own)
     if not at.t.weights.keys().isdisjoint((n.a, n.b)):
-        return a, b if n.b in at.t.weights else _operand(at, n.b, c.cols, n.over, phase)
+        return a, b if n.b in at.t.weights else own
     if not b.panels and (n.b in at.t.buffers or at.p.sources[at.reads[n.b].source].dtype == F32):
         return _packed(at, n, n.a, a), b
     return a, b
@@ -298,17 +321,18 @@ def rounded_bytes(t: TileProgram, n: Contract) -> int:
     return count(rows) * (-(-depth // LINE) * LINE + 16 * -(-depth // min(w.block, DEPTH)))
 
 
-def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str) -> _Operand:
-    """One side of a contraction."""
+def _operand(at: CpuPositions, name: str, free: Sizes, over: Sizes, phase: str, apart: Sizes = ()) -> _Operand:
+    """One side of a contraction, at the position along axes that are walked `apart`."""
     if name in at.t.weights:
         return _quantised(at, at.t.weights[name], phase)
     inner = [g[-1][0] if g else None for g in (free, over)]
     if name in at.t.buffers:
         b = at.t.buffers[name]
-        place, strides = at.operand(b, dict(over), phase), [b.stride(a) if a else ex.ONE for a in inner]
+        place = k.total([at.operand(b, dict(over), phase), *_places(b, [axis for axis, _ in apart])])
+        strides = [b.stride(a) if a else ex.ONE for a in inner]
     else:
-        access = at.reads[name].access
-        place = k.total([name, at.offset(at.reads[name], phase, [s.axis for s in access if s.axis is not None])])
+        fixed = [s.axis for s in at.reads[name].access if s.axis is not None and s.axis not in dict(apart)]
+        place = k.total([name, at.offset(at.reads[name], phase, fixed)])
         strides = [_stride(at, name, a) if a else ex.ONE for a in inner]
     f, o = (s if isinstance(s, int) else 0 for s in strides)
     return _Operand(k.call("operand", place, *(extent(s, at.symbols, wide=False) for s in strides)), f, o)
