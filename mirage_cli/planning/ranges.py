@@ -24,6 +24,7 @@ from mirage_cli.search.ways import Way
 BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them
 BATCHES = ("b", "bs", "bsz")  #: how people call a batch in short
 MOST = {True: 6, False: 3}  #: muGraphs of a fragment, where kernels are blocks of threads, and where not
+MOST_BEHIND = 9  #: the same behind caches: one row and several, short caches and long ones, few sequences and many
 LEAST_US = {True: 0.5, False: 10.0}  #: that a further one has to save
 MOST_POINTS = 160  #: sizes at which candidates are compared
 FURTHER, FAR = 4, 1.5  #: further sizes that are searched, and times the least time from which on they are worth it
@@ -195,7 +196,8 @@ def leaves(
         counted += [k for k, sizes in enumerate(at) if sizes in own] * (len(at) // OFTEN)
     found = np.array(times)[:, counted]
     sizes = [at[k] for k in counted]
-    return divided(program, sizes, found, MOST[target.threaded], 0, LEAST_US[target.threaded], apart, target.threaded)
+    most = MOST_BEHIND if apart else MOST[target.threaded]
+    return divided(program, sizes, found, most, 0, LEAST_US[target.threaded], apart, target.threaded)
 
 
 def times(

@@ -26,7 +26,7 @@ from mirage_cli.search.schedules.fitted import Cpu
 from mirage_cli.search.schedules.original import FUSED
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Candidate, SearchOptions
-from tests.codegen.programs import program
+from tests.codegen.programs import behind, program
 
 CUDA = PlanOptions({"cuda": ("sm_90a",)}, SearchOptions(sizes=(("n", 1024),)))
 
@@ -152,6 +152,17 @@ def test_a_range_that_is_narrow_needs_one(fragment: Program, planned: plans.Frag
     (leaf,) = leaves({"n": Range(1000, 1024, 1100)})
     assert (leaf.when, leaf.candidate) == ((), 0)
     assert len(leaves({})) == len(found)
+
+
+def test_one_row_and_several_behind_caches_have_four_ranges_each() -> None:
+    """As many as steps and prompts of few and many positions ask for: with six, steps of four sequences behind 8192 positions
+    had one block for each sequence and head."""
+    p, target = program(lambda g, t: behind(g, t, symbol("rows"), symbol("keys")), F16), load_target("sm_90a")
+    at = [{"rows": rows, "keys": keys} for rows in (1, 512) for keys in (64, 1024, 8192, 32768)]
+    times = [[10.0 if k == own else 1000.0 for k in range(len(at))] for own in range(len(at))]
+    found = ranges.leaves(p, times, target, at)
+    for k, sizes in enumerate(at):
+        assert [leaf.candidate for leaf in found if all(bound.holds(sizes) for bound in leaf.when)] == [k]
 
 
 def _timed(candidates: list[Candidate]) -> tuple[list[Candidate], list[list[float]]]:
