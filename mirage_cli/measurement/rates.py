@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated as A
 from typing import Any
 
-from mirage_cli.backends import cpu as cpu_backend
 from mirage_cli.backends.toolchain import Tool
 from mirage_cli.errors import CheckFailed
 from mirage_cli.files import codec
@@ -153,10 +152,12 @@ def measure(compiler: Tool) -> Rates:
     Each is the best of some times a while apart: the threads of a session may share a core for as long as it lives, and
     others may slow the machine. Matrix instructions have the slower of two: others may use a core's unit too.
     """
+    from mirage_cli.backends.cpu import FLAGS  # noqa: PLC0415 - what was measured earlier is read without it
+
     cpu, products, operators, chains = [], [], [], _Chains()
     with Scratch("mirage-rates-") as folder:
         (folder / "rates.cpp").write_text(_source())
-        flags = (*cpu_backend.FLAGS, "-march=native", "-pthread", *compiler.compile_flags)
+        flags = (*FLAGS, "-march=native", "-pthread", *compiler.compile_flags)
         with as_file(files("mirage_cli.templates").joinpath("include")) as headers:
             own = (*compiler.command, *flags, "-I", str(headers), "rates.cpp", *compiler.link_flags, "-o", "rates")
             _run(own, folder)
@@ -215,7 +216,7 @@ class _Chains:
 
     def chain(self, count: int, *shapes: tuple[int, int]) -> Any:
         """A session. No two weights are alike: equal ones would be stored once."""
-        import numpy as np  # noqa: PLC0415 - what was measured earlier is read without it
+        import numpy as np  # noqa: PLC0415 - as above
 
         rng = np.random.default_rng(0)
         rows = [rng.standard_normal((d // LAYERS, w), dtype=np.float32) / np.float32(d**0.5) for d, w in shapes]
