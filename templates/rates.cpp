@@ -224,7 +224,7 @@ static double usual_products() {
 // An array for all threads, for which the system is given `advice` on pages.
 static char* array(int advice) {
   constexpr long large = 2 << 20;
-  const long bytes = (share * threads / large + 1) * large;
+  const long bytes = ((share * threads + SIDE * SIDE * 4) / large + 1) * large;  // a matrix may be larger than a share
   char* const all = static_cast<char*>(aligned_alloc(large, bytes));
   if (!all) exit(1);
   madvise(all, bytes, advice);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -36,6 +37,17 @@ def test_this_machine_has_rates(cxx: Toolchain) -> None:
     assert found.large_pages >= found.bandwidth >= found.library_bandwidth
     assert found.panels >= found.stored
     changed_target(found.changes(), "")
+
+
+def test_many_cores_with_small_caches_read_what_there_is(cxx: Toolchain, tmp_path: Path) -> None:
+    """A matrix of the products is larger than a thread's share of the array."""
+    templates = Path(rates.__file__).parents[1] / "templates"
+    flags = ("-std=c++17", "-O1", "-march=native", "-pthread", "-fsanitize=address", "-I", str(templates / "include"))
+    command = (*cxx.cxx.command, *flags, str(templates / "rates.cpp"), "-o", "rates")
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run((str(tmp_path / "rates"), "96", str(16 << 20)), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) == 9
 
 
 def test_they_are_measured_once(measured: list[Tool]) -> None:
