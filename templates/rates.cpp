@@ -221,16 +221,15 @@ static double usual_products() {
   return threads * 2.0 * 16 * 32 * 16 * MATRICES / 6 / seconds[ROUNDS / 2];
 }
 
-// An array for all threads, for which the system is given `advice` on pages.
-static char* array(int advice) {
+// Another array for all threads, for which the system is given `advice` on pages.
+static void array(int advice) {
   constexpr long large = 2 << 20;
   const long bytes = ((share * threads + SIDE * SIDE * 4) / large + 1) * large;  // a matrix may be larger than a share
-  char* const all = static_cast<char*>(aligned_alloc(large, bytes));
-  if (!all) exit(1);
-  madvise(all, bytes, advice);
-  memory = all;
+  free(memory);
+  memory = static_cast<char*>(aligned_alloc(large, bytes));
+  if (!memory) exit(1);
+  madvise(memory, bytes, advice);
   fastest<write>(threads);
-  return all;
 }
 
 // Bytes a second that all threads read.
@@ -249,14 +248,12 @@ int main(int, char** arguments) {
   const double one = flops / fastest<multiply>(1), all = threads * flops / fastest<multiply>(threads);
   const bool instructions = matrices();
   const double before = instructions ? usual_products() : 0.0;
-  char* all_bytes = array(MADV_NOHUGEPAGE);
+  array(MADV_NOHUGEPAGE);
   const double small = reading();
-  free(all_bytes);
-  all_bytes = array(MADV_HUGEPAGE);
+  array(MADV_HUGEPAGE);
   const double large = reading();
   const double few = multiplied<FEW, FROM_CACHES>(), many = multiplied<MANY, FROM_CACHES>();
   const double cold = multiplied<FEW, FROM_MEMORY>(), stored = multiplied<MANY, AS_STORED>();
-  free(all_bytes);
   const double after = instructions ? usual_products() : 0.0;  // the slower of two times, a while apart
   printf("%.6g %.6g %.6g %.6g %.6g %.6g %.6g %.6g %.6g\n", one, all, before < after ? before : after, small, large, few, many, cold, stored);
   return 0;

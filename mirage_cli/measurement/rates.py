@@ -171,22 +171,24 @@ def measure(compiler: Tool) -> Rates:
     library, library_few, deep, read = map(max, zip(*products, strict=True))
     operator, fork = map(min, zip(*operators, strict=True))
     bandwidth = max(bandwidth, read)
-    libraries = (library, library_few, deep, read)
-    values = (
-        one,
-        all_cores,
-        bandwidth,
-        max(bandwidth, large),
-        *libraries,
-        operator,
-        fork,
-        many,
-        few,
-        cold,
-        min(stored, many),
-        split,
-    )
-    return Rates(cores(), *map(_rounded, values))
+    found = {
+        "one_core": one,
+        "all_cores": all_cores,
+        "bandwidth": bandwidth,
+        "large_pages": max(bandwidth, large),
+        "library": library,
+        "library_few": library_few,
+        "library_deep": deep,
+        "library_bandwidth": read,
+        "operator_us": operator,
+        "fork_us": fork,
+        "panels": many,
+        "panels_few": few,
+        "panels_cold": cold,
+        "stored": min(stored, many),
+        "split": split,
+    }
+    return Rates(cores(), **_rounded(found))
 
 
 def _overlap(many: float, few: float, bandwidth: float) -> float:
