@@ -109,7 +109,7 @@ def _weights(call: Call, dims: tuple[int, int, int], bits: int) -> int:
     if call.integer("weight_prepacked", 0):
         raise Refused("weights in the layout of a GPU's kernel")
     if deep % size and deep > 2 * size:
-        raise Refused(f"blocks of {size}, of which the last is not full: their positions in {deep} are on no axes")
+        raise Refused(f"blocks of {size}, of which the last is not full, of a weight that the model does not hold")
     blocks = -(-deep // size)
     _check_groups(call, deep, size)
     _declare_rounding(call, 1)

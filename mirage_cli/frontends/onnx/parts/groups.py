@@ -1,4 +1,5 @@
-"""Products of packed weights whose positions share scales with others than their neighbours (`g_idx`): the positions sorted.
+"""Products of packed weights whose positions share scales with others than their neighbours (`g_idx`), or whose last block of
+several is not full: the positions sorted, and whole blocks of them.
 
 The product is one of blocks behind a Gather: activations in the order of the scales, and the numbers of the weight in the same
 order, as stored. A scale of more positions than a block has takes several blocks; the last one of each is filled up with
@@ -23,6 +24,7 @@ from mirage_cli.lax.dtypes import U2, U4, U8, DType, packed, unpacked
 NUMBERS, SCALES, ZEROS, GROUPS = 1, 2, 3, 4  #: inputs of MatMulNBits
 WHOLE = {2: U2, 4: U4, 8: U8}  #: types of the numbers, by their bits
 _ROUNDING = "accuracy_level"  #: which the operator does not heed beside groups
+PLAIN = 2  #: of so many blocks the last may be part of one as it is
 Integers = NDArray[np.int64]
 Elements = NDArray[Any]
 
@@ -51,21 +53,22 @@ def sort_groups(model: ir.Model) -> None:
 
 
 def _order(node: ir.Node) -> _Order | None:
-    """The positions group by group; None where they are sorted, or the weight is not one of the model."""
+    """The positions group by group; None where they are sorted and fill their blocks, or the weight is not one of the model."""
     groups = node.inputs[GROUPS] if len(node.inputs) > GROUPS else None
     x, bits = node.inputs[0], node.attributes.get_int("bits", 4)
     deep, size = (node.attributes.get_int(n, 0) for n in ("K", "block_size"))
-    if groups is None or x is None or x.shape is None or x.dtype is None or min(deep, size) < 1 or bits not in WHOLE:
+    if x is None or x.shape is None or x.dtype is None or min(deep, size) < 1 or bits not in WHOLE:
         return None
-    given = [v for v in node.inputs[NUMBERS : GROUPS + 1] if v is not None]
+    blocks, given = -(-deep // size), [v for v in node.inputs[NUMBERS : GROUPS + 1] if v is not None]
     stored = [v.const_value for v in given if v.const_value is not None and not v.is_graph_input()]
     if len(stored) < len(given):
         return None
-    group, blocks = stored[-1].numpy().ravel().astype(np.int64), -(-deep // size)
+    neighbours = np.arange(deep) // size
+    group = neighbours if groups is None else stored[-1].numpy().ravel().astype(np.int64)
     packed_whole = size * bits % 8 == 0 and stored[0].size * 8 % (blocks * size * bits) == 0
     if group.shape != (deep,) or not packed_whole or (group < 0).any() or (group >= blocks).any():
         return None
-    if np.array_equal(group, np.arange(deep) // size):
+    if np.array_equal(group, neighbours) and (deep % size == 0 or blocks <= PLAIN):
         return None
     members = [np.flatnonzero(group == k) for k in range(blocks)]
     counts = [-(-len(own) // size) for own in members]
@@ -87,10 +90,11 @@ def _sort(node: ir.Node, order: _Order, shared: dict[tuple[str, bytes], ir.Value
     scales = functools.partial(_chosen, order=order.scales)
     inputs = [shared[key], _again(graph, node, NUMBERS, numbers, (wide, own, size * bits // 8))]
     inputs.append(_again(graph, node, SCALES, scales, (wide, own)))
-    zero = node.inputs[ZEROS]
+    zero = node.inputs[ZEROS] if len(node.inputs) > ZEROS else None
     whole = zero is not None and zero.dtype == ir.DataType.UINT8
     inputs.append(_again(graph, node, ZEROS, zeros if whole else scales, (wide, -(-own * bits // 8) if whole else own)))
-    kept = [a for name, a in node.attributes.items() if name not in (_ROUNDING, "K")]
+    changed = {"K"} if len(node.inputs) <= GROUPS or node.inputs[GROUPS] is None else {"K", _ROUNDING}
+    kept = [a for name, a in node.attributes.items() if name not in changed]
     result = ir.Value(name=prefix, shape=y.shape, type=y.type)
     attributes = [*kept, ir.AttrInt64("K", len(order.positions))]
     more = [None, *node.inputs[GROUPS + 1 :]]
@@ -122,7 +126,7 @@ def _again(
     graph: ir.Graph, node: ir.Node, k: int, change: Callable[[Elements], Elements], dims: tuple[int, ...]
 ) -> ir.Value | None:
     """An input of a product with its elements in another order, which are read when they are needed."""
-    old = node.inputs[k]
+    old = node.inputs[k] if k < len(node.inputs) else None
     if old is None or old.const_value is None:
         return None
     stored, name = old.const_value, f"{node.outputs[0].name}/sorted/{k}"

@@ -116,9 +116,33 @@ def test_groups_that_have_not_as_many_as_a_block(bits: int, deep: int, zeros: st
             assert np.allclose(new, old, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_more_than_one_full_block_and_a_part() -> None:
-    (reason,) = read(n_bits(4, 32, 80, {})).reasons.values()
-    assert reason == "blocks of 32, of which the last is not full: their positions in 80 are on no axes"
+@pytest.mark.parametrize("zeros", ["none", "packed", "float"])
+@pytest.mark.parametrize(("bits", "deep"), [(4, 80), (4, 100), (8, 66), (2, 80)])
+def test_more_than_one_full_block_and_a_part(bits: int, deep: int, zeros: str) -> None:
+    """The last block is filled up with activations that are 0; what the file has there does not matter."""
+    others: dict[int, Tensor] = {} if zeros == "none" else {3: whole(256, WIDE, -(-(-(-deep // 32)) * bits // 8))}
+    if zeros == "float":
+        others[3] = (1 << bits - 1) + noise(WIDE, -(-deep // 32))
+    given, x = n_bits(bits, 32, deep, others), noise(2, 3, deep)
+    given.graph.node[0].attribute.append(helper.make_attribute("accuracy_level", 4))
+    imported = read(given)
+    places = imported.model.graph.initializers["y/sorted/positions"].const_value.numpy()
+    (ours,) = evaluation.run(imported, {"x": x}, {"y/sorted/activations": x[..., places]})
+    (exact,) = evaluate.run(given, {"x": x}).values()
+    assert np.allclose(ours, exact, rtol=1e-9)
+    assert any(isinstance(s, g.Input) and s.rounds for s in imported.graph.steps) == (bits != 2 and zeros != "float")  # as the operator does, unlike beside groups
+    if bits == 4:
+        models = (ir.to_proto(imported.model), given)
+        new, old = (sessions.run(sessions.session(m.SerializeToString()), {"x": x})["y"] for m in models)
+        assert np.allclose(new, old, rtol=1e-5, atol=1e-5)
+
+
+def test_a_part_of_a_block_of_an_unknown_weight() -> None:
+    given = n_bits(4, 32, 80, {})
+    given.graph.input.append(helper.make_tensor_value_info("q", TensorProto.UINT8, [WIDE, 3, 16]))
+    assert list(read(given).reasons.values()) == [
+        "blocks of 32, of which the last is not full, of a weight that the model does not hold"
+    ]
 
 
 @pytest.mark.parametrize(
