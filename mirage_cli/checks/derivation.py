@@ -28,8 +28,8 @@ def derived_program(imported: Imported, inputs: Sequence[str], outputs: Sequence
     try:
         return _between(imported.graph, known, inputs, outputs)
     except MirageError:
-        graph, new = turned_back(imported.graph)
-        if len(graph.steps) == len(imported.graph.steps):
+        graph, new = turned_back(imported.graph, [known[n] for n in inputs])
+        if graph.steps == imported.graph.steps:
             raise
         return _between(graph, {name: new[v] for name, v in known.items()}, inputs, outputs)
 
@@ -108,13 +108,15 @@ def _between(graph: Graph, known: Mapping[str, int], inputs: Sequence[str], outp
     return ordered(program, inputs)
 
 
-def turned_back(graph: Graph) -> tuple[Graph, list[int]]:
-    """The graph without transpositions that undo the one before, and for each value the new one.
+def turned_back(graph: Graph, kept: Sequence[int] = ()) -> tuple[Graph, list[int]]:
+    """The graph without transpositions that undo the one before, and for each value the new one. What reads the elements of a
+    value of `kept` in other dimensions reads that value.
 
     A function cuts the past and the new positions out of a grown cache, in the layout that the model has them in, and joins
-    them again: only so is that seen to be the cache.
+    them again: only so is that seen to be the cache. And where functions meet, a reshape is behind another one.
     """
     into, new = Graph(), list[int]()
+    shaped = {graph.inputs[v][0]: v for v in reversed(kept) if isinstance(graph.steps[v], g.Reshape)}
     for v, (step, inputs, tensor) in enumerate(zip(graph.steps, graph.inputs, graph.tensors, strict=True)):
         read = [new[i] for i in inputs]
         before = into.steps[read[0]] if isinstance(step, g.Transpose) else None
@@ -125,6 +127,9 @@ def turned_back(graph: Graph) -> tuple[Graph, list[int]]:
         else:
             new.append(into.record(step, read, tensor.dims, tensor.dtype))
         assert into.dims(new[v]) == tensor.dims
+        if v in shaped:
+            into.bounds.append(into.record(g.Reshape(), (new[v],), graph.dims(shaped[v]), tensor.dtype))
+            new[v] = into.reshape(into.bounds[-1], tensor.dims)
     into.outputs = [new[v] for v in graph.outputs]
     return into, new
 

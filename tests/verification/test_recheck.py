@@ -147,6 +147,20 @@ def test_nodes_that_read_more_than_their_result_depends_on() -> None:
         derivation.derived_program(imported, ["x"], ["b"])
 
 
+def test_functions_that_meet_in_reshapes() -> None:
+    """Each of two functions reshapes what passes between them, and another reads it in further dimensions."""
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[2,3,4] x, float[12,5] w) => (float[2,5] y, float[24] z) {
+        e = Sqrt(x) flat = Constant <value = int64[2] {2, 12}> () k = Reshape(e, flat) y = MatMul(k, w)
+        line = Constant <value = int64[1] {24}> () l = Reshape(k, line) z = Exp(l)
+    }"""
+    imported = from_proto(onnx.parser.parse_model(text), frontends.Options({}, {}))
+    for inputs, output, ops in ((["k"], "z", ["exp"]), (["k", "w"], "y", ["contract"]), (["x"], "z", ["sqrt", "exp"])):
+        program = derivation.derived_program(imported, inputs, [output])
+        assert [n.op for n in program.nodes] == ops and [s.name for s in program.sources] == inputs
+    with pytest.raises(InvalidGraph, match="the nodes read"):
+        derivation.derived_program(imported, ["w"], ["z"])
+
+
 def test_without_the_original_the_functions_take_its_place(copied: Optimized) -> None:
     folder = copied(OPERATOR)
     edit(folder / "report.json", lambda text: text.replace(json.loads(text)["model"]["path"], "/nowhere/model.onnx"))
