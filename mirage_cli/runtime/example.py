@@ -85,9 +85,11 @@ def dimensions(value: ir.Value, dims: Mapping[str, int]) -> tuple[int, ...]:
 def _with_caches(model: ir.Model, dims: Mapping[str, int]) -> dict[str, int]:
     """`dims` with the size of a head in caches and, where a padding mask over caches and new tokens has a length of its own,
     with that: one new token, as onnxruntime's batches take no more behind a past, and the past ones."""
-    found = cache_sizes(model) | dict(dims)
+    windows = _windows(model)
+    found = cache_sizes(model) | windows | dict(dims)
     shapes = {v.name or "": _dims(v) for v in model.graph.inputs if v.shape is not None}
     pasts = {d[2] for name, d in shapes.items() if "past" in name and len(d) == 4}
+    pasts = pasts - windows.keys() or pasts
     flat = {name: d[1] for name, d in shapes.items() if len(d) == 2}
     fresh = [d for d in dict.fromkeys(d for n, d in flat.items() if "mask" not in n) if isinstance(d, str)]
     for name, total in flat.items():
@@ -95,6 +97,18 @@ def _with_caches(model: ir.Model, dims: Mapping[str, int]) -> dict[str, int]:
         if own and "mask" in name and len(pasts) == len(fresh) == 1:
             found.setdefault(fresh[0], 1)
             found.setdefault(str(total), sum(_size(d, "", found) for d in (*pasts, *fresh)))
+    return found
+
+
+def _windows(model: ir.Model) -> dict[str, int]:
+    """The positions of caches that have a window's size, by the symbols of their dimension."""
+    found = {}
+    for node in model.graph:
+        past, told = node.inputs[3] if len(node.inputs) > 3 else None, node.attributes
+        if past is not None and past.shape is not None and len(past.shape) == 4 and "sliding_window_cache" in told:
+            name, size = _dims(past)[2], told.get_int("local_window_size", 0)
+            if isinstance(name, str) and name.isidentifier() and told.get_int("sliding_window_cache", 0):
+                found[name] = max(size, found.get(name, 0))
     return found
 
 

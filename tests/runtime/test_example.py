@@ -67,6 +67,28 @@ def test_dimensions() -> None:
     assert example_inputs(proto, given, 0)["x"].shape == (3, 7, 7, 5, 1)
 
 
+def test_caches_of_a_windows_size() -> None:
+    """They have room for the window; the mask is as long as the other caches and one new token."""
+    told = {"num_heads": 2, "kv_num_heads": 1, "local_window_size": 20, "sliding_window_cache": 1}
+    names = ["x", "", "", "past.0.key", "past.0.value"]
+    node = helper.make_node("GroupQueryAttention", names, ["y"], domain="com.microsoft", **told)
+    caches: dict[str, tuple[int, Dims | None]] = {
+        f"past.{i}.{what}": (TensorProto.FLOAT, ["b", 1, size, 4])
+        for i, size in enumerate(("past_window", "past_whole"))
+        for what in ("key", "value")
+    }
+    flat: dict[str, tuple[int, Dims | None]] = {
+        "ids": (TensorProto.INT64, ["b", "fresh"]),
+        "mask": (TensorProto.INT64, ["b", "total"]),
+        "x": (TensorProto.FLOAT, ["b", "fresh", 16]),
+    }
+    drawn = example_inputs(model([node], caches | flat), {"past_whole": 30}, 0)
+    assert drawn["past.0.value"].shape[2] == 20 and drawn["past.1.key"].shape[2] == 30
+    assert drawn["mask"].shape[1] == 31 and drawn["ids"].shape[1] == 1
+    drawn = example_inputs(model([node], dict(list(caches.items())[:2]) | flat), {}, 0)
+    assert drawn["mask"].shape[1] == 21  # all caches have a window's size
+
+
 def test_indices_are_below_the_shortest_table() -> None:
     nodes = [
         helper.make_node("Reshape", ["ids", "shape"], ["flat"]),

@@ -30,6 +30,7 @@ class Case:
     until: int = 999
     domain: str = ""
     loose: float = 1.0  # how much wider than usual the tolerance is
+    compared: int = 999  # how many results are, the others may hold anything
     widened: bool = False  # a Cast to float32 follows, of types that numpy does not have
 
 
@@ -47,9 +48,11 @@ def case(
     return Case(op, inputs, attributes, outputs, since, until, loose=loose, widened=widened)
 
 
-def microsoft(op: str, *inputs: Any, outputs: int = 1, loose: float = 1.0, **attributes: Any) -> Case:
+def microsoft(
+    op: str, *inputs: Any, outputs: int = 1, loose: float = 1.0, compared: int = 999, **attributes: Any
+) -> Case:
     """A case of an operator of onnxruntime's own."""
-    return Case(op, inputs, attributes, outputs, domain="com.microsoft", loose=loose)
+    return Case(op, inputs, attributes, outputs, domain="com.microsoft", loose=loose, compared=compared)
 
 
 def model(case: Case, version: int) -> onnx.ModelProto:

@@ -117,6 +117,23 @@ def decoding() -> list[Case]:
     ]
 
 
+def windowed(cos: np.ndarray, sin: np.ndarray) -> list[Case]:
+    """GroupQueryAttention with caches of a window's size: a prompt, steps before and after positions are dropped, several
+    tokens at once; caches with room for the window alone and for more. Rows behind what a cache keeps may hold anything."""
+
+    def given(compared: int, slots: int, tokens: int, *ends: int) -> Case:
+        batch = len(ends)
+        new = (f(batch, tokens, n) for n in (64, 32, 32))
+        caches = (f(batch, 2, slots, 16), f(batch, 2, slots, 16))
+        told = {"num_heads": 4, "kv_num_heads": 2, "local_window_size": 4, "sliding_window_cache": 1, "do_rotary": 1}
+        last, whole = i32(*(e - 1 for e in ends)), s(max(ends), np.int32)
+        return microsoft("GroupQueryAttention", *new, *caches, last, whole, cos, sin, outputs=3, compared=compared, **told)
+
+    full = [(4, 9, 9), (4, 1, 4), (4, 1, 5), (4, 1, 12, 7), (6, 1, 9, 12), (6, 3, 9)]
+    partial = [(4, 3, 3), (6, 1, 7), (6, 1, 11, 5), (6, 3, 8), (6, 8, 16)]
+    return [given(compared, *sizes) for compared, some in ((3, full), (1, partial)) for sizes in some]
+
+
 def grouped() -> list[Case]:
     """GroupQueryAttention and RotaryEmbedding."""
     own = {"num_heads": 4, "kv_num_heads": 2, "outputs": 3}
@@ -151,6 +168,7 @@ def grouped() -> list[Case]:
         microsoft("GroupQueryAttention", *first, *ends, None, None, None, None, f(4), **own),
         microsoft("GroupQueryAttention", *first[:3], None, None, *ends, **own),
         microsoft("GroupQueryAttention", *first, i32(1, 3), s(4, np.int32), **own),
+        *windowed(cos, sin),
         *(
             microsoft(
                 "GroupQueryAttention",

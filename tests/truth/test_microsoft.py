@@ -22,7 +22,8 @@ def test_an_operator_of_onnxruntime(case: Case) -> None:
             raise
         compare(one, feeds(case), [None] * case.outputs)
         pytest.skip("no kernel on the CPU")
-    compare(one, feeds(case), wanted, case.loose)
+    compared = [w if i < case.compared else None for i, w in enumerate(wanted)]
+    compare(one, feeds(case), compared, case.loose)
 
 
 def test_every_operator_with_a_meaning_has_a_case() -> None:

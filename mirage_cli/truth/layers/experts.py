@@ -101,6 +101,8 @@ def _activated(call: Call, x: Array) -> Array:
         raise Refused("a gate in a product of its own")
     gate, linear = (x[:, ::2], x[:, 1::2]) if form == 1 else np.split(x, 2, axis=1)
     limit = call.number("swiglu_limit", np.inf)
-    gate, linear = np.minimum(gate, limit), np.clip(linear, -limit, limit)
+    after, linear = bool(call.integer("swiglu_limit_after_activation", 0)), np.clip(linear, -limit, limit)
+    gate = gate if after else np.minimum(gate, limit)
     gated = gate / (1 + np.exp(-call.number("activation_alpha", 1.0) * gate))
+    gated = np.minimum(gated, limit) if after else gated
     return np.asarray(gated * (linear + call.number("activation_beta", 0.0)))

@@ -153,12 +153,13 @@ def _biased(parts: Sequence[Array], bias: Array | None, count: int) -> tuple[Arr
 @meaning("GroupQueryAttention", domain=DOMAIN)
 def _group_query_attention(call: Call) -> Sequence[Value]:
     count, shared = call.integer("num_heads"), call.integer("kv_num_heads")
-    if call.integer("sliding_window_cache", 0):
-        raise Refused("a cache of the window's size")
+    if call.given(16) or not call.integer("causal", 1):
+        raise Refused("sequences of unequal new tokens, or no causal mask")
     q, k, v = _grouped(call, count, shared)
     if call.given(14):
-        epsilon = call.number("qk_norm_epsilon", 1e-6)
-        q, k = (root_mean_square(x, (-1,), epsilon)[0] * call.array(i) for x, i in ((q, 14), (k, 15)))
+        usual = call.number("qk_norm_epsilon", 1e-6)
+        parts = ((q, 14, "q_norm_epsilon"), (k, 15, "k_norm_epsilon"))
+        q, k = (root_mean_square(x, (-1,), call.number(e, usual))[0] * call.array(i) for x, i, e in parts)
     batch, _, length, size = q.shape
     totals = call.array(5).reshape(-1).astype(np.int64) + 1
     whole = int(call.scalar(6))
@@ -167,14 +168,44 @@ def _group_query_attention(call: Call) -> Sequence[Value]:
         q, k = _turned(call, q, k, before)
     past_keys = call.array(3) if call.given(3) else np.zeros((batch, shared, 0, size))
     past_values = call.array(4) if call.given(4) else np.zeros((batch, shared, 0, v.shape[-1]))
+    slots = past_keys.shape[2] if call.integer("sliding_window_cache", 0) else 0
+    if slots:
+        past_keys, past_values = (_at_places(call, x, before, whole) for x in (past_keys, past_values))
     room = max(whole, past_keys.shape[2])
     scales = [_scale_of_cache(call, name, i) for name, i in (("k_quant_type", 12), ("v_quant_type", 13))]
     k, v = (x if s is None else np.clip(np.rint(x / s), -128, 127) for x, s in zip((k, v), scales, strict=True))
     keys, values = _present(past_keys, k, before, room), _present(past_values, v, before, room)
     read_k, read_v = ((x if s is None else x * s)[:, :, :whole] for x, s in zip((keys, values), scales, strict=True))
     y, total = _grouped_attention(call, q, read_k, read_v, before, totals)
+    if slots:
+        keys, values = (_most_recent(call, x, totals, slots) for x in (keys, values))
     kept = 3 if call.given(3) else 0
     return [call.like(joined(y)), call.like(keys, kept), call.like(values, kept), call.like(total)]
+
+
+def _resident(call: Call, totals: Array, slots: int) -> Array:
+    """How many positions a cache of the window's size keeps of so many: it drops several at once when it is full."""
+    dropped = slots - call.integer("local_window_size") + 1
+    if dropped < 1:
+        raise Refused(f"a cache of {slots} positions for a window of {call.integer('local_window_size')}")
+    over = np.maximum(totals - slots, 0)
+    return np.asarray(totals - dropped * -(-over // dropped))
+
+
+def _at_places(call: Call, past: Array, before: Array, whole: int) -> Array:
+    """A cache of the window's size as one of all positions, zero at those that it has dropped."""
+    every = np.zeros((*past.shape[:2], whole, past.shape[3]))
+    for i, (end, count) in enumerate(zip(before, _resident(call, before, past.shape[2]), strict=True)):
+        every[i, :, end - count : end] = past[i, :, :count]
+    return every
+
+
+def _most_recent(call: Call, every: Array, totals: Array, slots: int) -> Array:
+    """The positions that a cache of the window's size keeps, in order, and zeros behind them."""
+    present = np.zeros((*every.shape[:2], slots, every.shape[3]))
+    for i, (end, count) in enumerate(zip(totals, _resident(call, totals, slots), strict=True)):
+        present[i, :, :count] = every[i, :, end - count : end]
+    return present
 
 
 def _scale_of_cache(call: Call, name: str, index: int) -> Array | None:

@@ -195,6 +195,8 @@ def unpacked(packed: Array, bits: int, count: int) -> Array:
 def _matmul_n_bits(call: Call) -> Tensor:
     deep, wide = call.integer("K"), call.integer("N")
     bits, size = call.integer("bits", 4), call.integer("block_size")
+    if call.integer("weight_prepacked", 0):
+        raise Refused("weights in the layout of a GPU's kernel")
     blocks = -(-deep // size)
     packed = call.array(1).reshape(wide, blocks, -1)
     whole = unpacked(packed, bits, size)

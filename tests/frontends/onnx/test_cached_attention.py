@@ -35,7 +35,7 @@ FORMS = {
     "bias": "softcap = 1.5, local_window_size = 3",
     "bias of heads": "smooth_softmax = 1",
     "norms": "do_rotary = 1",
-    "packed norms": "qk_norm_epsilon = 0.1",
+    "packed norms": "qk_norm_epsilon = 0.1, k_norm_epsilon = 0.7",
     "int8": WHOLE.format("PER_TENSOR"),
     "int8 by channels": "do_rotary = 1, " + WHOLE.format("PER_CHANNEL"),
     "everything": "do_rotary = 1, scale = 0.4, softcap = 1.5, local_window_size = 40, " + WHOLE.format("PER_CHANNEL"),

@@ -46,6 +46,7 @@ STAY: dict[str, dict[str, Any]] = {
     "shares of all": {"activation_type": "relu", "block_size": 32},
     "a third product": {**SWIGLU, "swiglu_fusion": 0, "block_size": 32},
     "another choice": {**SWIGLU, "block_size": 32, "use_sparse_mixer": 1},
+    "limits behind": {**SWIGLU, "block_size": 32, "swiglu_limit": 2.0, "swiglu_limit_after_activation": 1},
     "numbers of 4 bits that are no integers": {**SWIGLU, "block_size": 32, "quant_type": "nvfp4"},
 }
 NOT_ON_CPUS = ("halves", "mixed")  #: forms that onnxruntime's CPU has not

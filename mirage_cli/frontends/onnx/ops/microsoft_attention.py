@@ -103,9 +103,15 @@ def _refuse(call: Call, inputs: dict[int, str], outputs: int) -> None:
 def _group_query_attention(call: Call) -> list[int | None]:
     """As ONNX's Attention with a causal mask, a window, rotary embeddings and a cache, of lengths that are known or inputs."""
     graph = call.graph
-    _refuse(call, {12: "a quantized cache", 13: "a quantized cache", 14: "norms inside"}, outputs=3)
-    if call.integer("qk_output", 0) or not call.integer("causal", 1) or call.integer("sliding_window_cache", 0):
-        raise Refused("scores as an output, no causal mask, or a cache of the window's size")
+    inputs = {12: "a quantized cache", 13: "a quantized cache", 14: "norms inside", 16: "sequences of unequal new tokens"}
+    _refuse(call, inputs, outputs=3)
+    for name, usual, what in (
+        ("qk_output", 0, "scores as an output"),
+        ("causal", 1, "no causal mask"),
+        ("sliding_window_cache", 0, "a cache of the window's size"),
+    ):
+        if call.integer(name, usual) != usual:
+            raise Refused(what)
     q, k, v = _grouped(call)
     past = graph.dims(call.arg(3))[2] if call.has(3) else 0
     known = _known_past(call, past, graph.dims(q)[2])

@@ -44,16 +44,17 @@ def _norms_before(node: ir.Node) -> None:
         return
     q, k, gains = node.inputs[0], node.inputs[1], node.inputs[14:16]
     told = {name: a.value for name, a in node.attributes.items()}
-    heads, shared, epsilon = told.get("num_heads", 0), told.get("kv_num_heads", 0), told.get("qk_norm_epsilon", 1e-6)
+    heads, shared, usual = told.get("num_heads", 0), told.get("kv_num_heads", 0), told.get("qk_norm_epsilon", 1e-6)
+    epsilons = {f"{x}_epsilon": told.get(f"{x}_norm_epsilon", usual) for x in "qk"}
     size = _size(q, heads, 0 if k is not None else shared)
-    if q is None or q.dtype is None or not size or not math.isfinite(epsilon):
+    if q is None or q.dtype is None or not size or not all(map(math.isfinite, epsilons.values())):
         return
     widths = {"width": heads * size, "shared_width": shared * size}
     text = texts.NORMED % {
         "given": "packed" if k is None else "query, k",
         "v": ", v" if k is None else "",
         "parts": texts.PACKED % {**widths, "query": "query"} if k is None else "",
-        "epsilon": epsilon,
+        **epsilons,
         **{"heads": heads, "shared": shared, "size": size, **widths},
     }
     tensors = [(q.dtype, (_dim(q, 0, 3), _dim(q, 1, 3), n * size)) for n in (heads, shared, shared)]

@@ -218,6 +218,7 @@ def _mixture(node: ir.Node) -> _Mixture | None:
     ways = kind == "swiglu" and told.get("swiglu_fusion", 0) in (1, 2)
     stays = (
         told.get("use_sparse_mixer", 0)
+        or told.get("swiglu_limit_after_activation", 0)
         or told.get("weights_prepacked", -1) > 0
         or any(given[i] is not None for i in _NOT_READ[node.op_type])
     )

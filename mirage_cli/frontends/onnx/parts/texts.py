@@ -81,8 +81,8 @@ NORMED = """(%(given)s, q_gain, k_gain) => (normed_q, normed_k%(v)s) {
     %(parts)s
     heads_q = Reshape (query, apart_q)
     heads_k = Reshape (k, apart_k)
-    even_q = SimplifiedLayerNormalization <axis = -1, epsilon = %(epsilon)r> (heads_q, q_gain)
-    even_k = SimplifiedLayerNormalization <axis = -1, epsilon = %(epsilon)r> (heads_k, k_gain)
+    even_q = SimplifiedLayerNormalization <axis = -1, epsilon = %(q_epsilon)r> (heads_q, q_gain)
+    even_k = SimplifiedLayerNormalization <axis = -1, epsilon = %(k_epsilon)r> (heads_k, k_gain)
     normed_q = Reshape (even_q, joined_q)
     normed_k = Reshape (even_k, joined_k)
 }"""

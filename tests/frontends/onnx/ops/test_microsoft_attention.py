@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx import TensorProto, helper
 
 from mirage_cli.truth import evaluate as truth
 from tests.frontends import evaluation
@@ -218,6 +219,28 @@ def one_token(past: str, present: str, attributes: str, total: Any) -> Any:
         y, nk, nv = com.microsoft.GroupQueryAttention <{attributes}> (q, k, v, pk, pv, last, total)
     }}"""
     return parsed(text, total=np.array(total, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("qk_output", 1, "scores as an output"),
+        ("causal", 0, "no causal mask"),
+        ("sliding_window_cache", 1, "a cache of the window's size"),
+        ("", 0, "sequences of unequal new tokens"),
+    ],
+)
+def test_forms_that_stay(name: str, value: int, reason: str) -> None:
+    """Each has its reason; a step of sequences of which some have no new token reads their numbers of it."""
+    given = one_token("8", "8", "num_heads = 4, kv_num_heads = 2", 8)
+    (node,) = given.graph.node
+    if name:
+        node.attribute.append(helper.make_attribute(name, value))
+    else:
+        node.input.extend([*[""] * 9, "fresh"])
+        given.graph.input.append(helper.make_tensor_value_info("fresh", TensorProto.INT32, [2]))
+    (said,) = read(given).reasons.values()
+    assert said.endswith(reason)
 
 
 TOKEN = {n: noise(2, 1, d) * (k + 1) for k, (n, d) in enumerate((("q", 64), ("k", 32), ("v", 32)))}
