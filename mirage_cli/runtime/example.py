@@ -102,12 +102,13 @@ def _with_caches(model: ir.Model, dims: Mapping[str, int]) -> dict[str, int]:
 
 def _windows(model: ir.Model) -> dict[str, int]:
     """The positions of caches that have a window's size, by the symbols of their dimension."""
-    found = {}
+    found: dict[str, int] = {}
     for node in model.graph:
-        past, told = node.inputs[3] if len(node.inputs) > 3 else None, node.attributes
-        if past is not None and past.shape is not None and len(past.shape) == 4 and "sliding_window_cache" in told:
-            name, size = _dims(past)[2], told.get_int("local_window_size", 0)
-            if isinstance(name, str) and name.isidentifier() and told.get_int("sliding_window_cache", 0):
+        past = node.inputs[3] if len(node.inputs) > 3 else None
+        windowed, size = (node.attributes.get_int(n, 0) for n in ("sliding_window_cache", "local_window_size"))
+        if windowed and past is not None and past.shape is not None and len(past.shape) == 4:
+            name = _dims(past)[2]
+            if isinstance(name, str) and name.isidentifier():
                 found[name] = max(size, found.get(name, 0))
     return found
 

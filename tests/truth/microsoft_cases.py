@@ -127,7 +127,9 @@ def windowed(cos: np.ndarray, sin: np.ndarray) -> list[Case]:
         caches = (f(batch, 2, slots, 16), f(batch, 2, slots, 16))
         told = {"num_heads": 4, "kv_num_heads": 2, "local_window_size": 4, "sliding_window_cache": 1, "do_rotary": 1}
         last, whole = i32(*(e - 1 for e in ends)), s(max(ends), np.int32)
-        return microsoft("GroupQueryAttention", *new, *caches, last, whole, cos, sin, outputs=3, compared=compared, **told)
+        return microsoft(
+            "GroupQueryAttention", *new, *caches, last, whole, cos, sin, outputs=3, compared=compared, **told
+        )
 
     full = [(4, 9, 9), (4, 1, 4), (4, 1, 5), (4, 1, 12, 7), (6, 1, 9, 12), (6, 3, 9)]
     partial = [(4, 3, 3), (6, 1, 7), (6, 1, 11, 5), (6, 3, 8), (6, 8, 16)]

@@ -103,7 +103,12 @@ def _refuse(call: Call, inputs: dict[int, str], outputs: int) -> None:
 def _group_query_attention(call: Call) -> list[int | None]:
     """As ONNX's Attention with a causal mask, a window, rotary embeddings and a cache, of lengths that are known or inputs."""
     graph = call.graph
-    inputs = {12: "a quantized cache", 13: "a quantized cache", 14: "norms inside", 16: "sequences of unequal new tokens"}
+    inputs = {
+        12: "a quantized cache",
+        13: "a quantized cache",
+        14: "norms inside",
+        16: "sequences of unequal new tokens",
+    }
     _refuse(call, inputs, outputs=3)
     for name, usual, what in (
         ("qk_output", 0, "scores as an output"),

@@ -53,7 +53,7 @@ def sort_groups(model: ir.Model) -> None:
 
 
 def _order(node: ir.Node) -> _Order | None:
-    """The positions group by group; None where they are sorted and fill their blocks, or the weight is not one of the model."""
+    """The positions group by group; None where they are sorted and fill their blocks, or the weight is no constant."""
     groups = node.inputs[GROUPS] if len(node.inputs) > GROUPS else None
     x, bits = node.inputs[0], node.attributes.get_int("bits", 4)
     deep, size = (node.attributes.get_int(n, 0) for n in ("K", "block_size"))

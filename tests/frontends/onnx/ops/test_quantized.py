@@ -120,9 +120,10 @@ def test_groups_that_have_not_as_many_as_a_block(bits: int, deep: int, zeros: st
 @pytest.mark.parametrize(("bits", "deep"), [(4, 80), (4, 100), (8, 66), (2, 80)])
 def test_more_than_one_full_block_and_a_part(bits: int, deep: int, zeros: str) -> None:
     """The last block is filled up with activations that are 0; what the file has there does not matter."""
-    others: dict[int, Tensor] = {} if zeros == "none" else {3: whole(256, WIDE, -(-(-(-deep // 32)) * bits // 8))}
+    blocks = -(-deep // 32)
+    others: dict[int, Tensor] = {} if zeros == "none" else {3: whole(256, WIDE, -(-blocks * bits // 8))}
     if zeros == "float":
-        others[3] = (1 << bits - 1) + noise(WIDE, -(-deep // 32))
+        others[3] = (1 << bits - 1) + noise(WIDE, blocks)
     given, x = n_bits(bits, 32, deep, others), noise(2, 3, deep)
     given.graph.node[0].attribute.append(helper.make_attribute("accuracy_level", 4))
     imported = read(given)
@@ -130,7 +131,8 @@ def test_more_than_one_full_block_and_a_part(bits: int, deep: int, zeros: str) -
     (ours,) = evaluation.run(imported, {"x": x}, {"y/sorted/activations": x[..., places]})
     (exact,) = evaluate.run(given, {"x": x}).values()
     assert np.allclose(ours, exact, rtol=1e-9)
-    assert any(isinstance(s, g.Input) and s.rounds for s in imported.graph.steps) == (bits != 2 and zeros != "float")  # as the operator does, unlike beside groups
+    rounds = any(isinstance(s, g.Input) and s.rounds for s in imported.graph.steps)
+    assert rounds == (bits != 2 and zeros != "float")  # as the operator does, unlike beside groups
     if bits == 4:
         models = (ir.to_proto(imported.model), given)
         new, old = (sessions.run(sessions.session(m.SerializeToString()), {"x": x})["y"] for m in models)
