@@ -5,8 +5,8 @@ things are brought into one form there:
 
 1. exp(x - max(x)) along some dimensions is the stabilised exponential where its factor exp(-max) cancels in everything
    that is computed from it: a softmax, however it is spelled;
-2. a constant factor of an operand of a product of two computed values (queries and keys, weights and values) becomes a
-   factor of the product, also through rotary embeddings and other linear steps on the way. So a scale of the scores is
+2. a constant factor of an operand of a product of two computed values (queries and keys, weights and values; no weights,
+   packed ones either) becomes a factor of the product, also through rotary embeddings and other linear steps on the way. So a scale of the scores is
    one thing, whether it stands on the queries, the keys, both by its root, or the scores;
 3. in a sum of a product's result with other terms, constants (a bias) are added before the others (a residual).
 """
@@ -150,9 +150,10 @@ def _map_degree(op: str, degrees: list[int]) -> int | None:
 # --- 2. scales --------------------------------------------------------------------------------------------------------
 def _scales(graph: Graph) -> tuple[Graph, list[int]]:
     """The graph with constant factors of operands of products as factors of the products."""
-    factor = _factors(graph)
+    factor, stored = _factors(graph), _stored(graph)
     scaled = {v for v, inputs in enumerate(graph.inputs) if any(factor[i] != 1 for i in inputs)}
-    moved = {v for v in scaled if _of_computed(graph, v)}
+    products = {v for v in scaled if isinstance(graph.steps[v], g.Contract)}
+    moved = {v for v in products if not any(stored[i] for i in graph.inputs[v])}
     if not moved:
         return graph, list(range(len(graph.steps)))
     bare = _needed_without_factor(graph, factor, [i for v in moved for i in graph.inputs[v]])
@@ -169,9 +170,13 @@ def _scales(graph: Graph) -> tuple[Graph, list[int]]:
     return into, new
 
 
-def _of_computed(graph: Graph, v: int) -> bool:
-    """True if `v` is a contraction of two values that are no constants."""
-    return isinstance(graph.steps[v], g.Contract) and not any(_is_constant(graph, i) for i in graph.inputs[v])
+def _stored(graph: Graph) -> list[bool]:
+    """For each value whether it is a constant, or elementwise operators and views of such make it, as they unpack weights."""
+    stored: list[bool] = []
+    for step, inputs in zip(graph.steps, graph.inputs, strict=True):
+        made = isinstance(step, (*g.VIEWS, g.Cast, g.Map)) and all(stored[i] for i in inputs)
+        stored.append(made or isinstance(step, g.Fill) or (isinstance(step, g.Input) and step.constant))
+    return stored
 
 
 def _base_of(graph: Graph, v: int) -> int:

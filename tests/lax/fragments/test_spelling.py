@@ -123,6 +123,18 @@ def test_scales_of_what_a_weight_multiplies_stay() -> None:
     assert isinstance(g.steps[g.outputs[0]], steps.Contract)
 
 
+def test_scales_of_what_a_packed_weight_multiplies_stay() -> None:
+    """So fragments that read a scaled embedding read one tensor, whatever its product's weight is made of."""
+
+    def build(g: Graph) -> int:
+        x, (q, s) = g.input("x", (4, 6), F32), (g.input(n, (6, 2), F32, constant=True) for n in "qs")
+        w = g.map("mul", g.map("centred", g.cast(q, F32), g.fill(8, F32)), s)
+        return compose.linear(g, compose.scale(g, x, 0.5), g.reshape(g.reshape(w, (2, 3, 2)), (6, 2)))
+
+    g = spelled(build)
+    assert isinstance(g.steps[g.outputs[0]], steps.Contract)
+
+
 def test_a_scaled_operand_that_something_else_adds_to_stays_scaled() -> None:
     def build(g: Graph) -> int:
         q, k = (g.input(name, (3, 4, 6), F32) for name in "qk")
