@@ -6,8 +6,8 @@ things are brought into one form there:
 1. exp(x - max(x)) along some dimensions is the stabilised exponential where its factor exp(-max) cancels in everything
    that is computed from it: a softmax, however it is spelled;
 2. a constant factor of an operand of a product of two computed values (queries and keys, weights and values; no weights,
-   packed ones either) becomes a factor of the product, also through rotary embeddings and other linear steps on the way. So a scale of the scores is
-   one thing, whether it stands on the queries, the keys, both by its root, or the scores;
+   packed ones either) becomes a factor of the product, also through rotary embeddings and other linear steps on the way. So
+   a scale of the scores is one thing, whether it stands on the queries, the keys, both by its root, or the scores;
 3. in a sum of a product's result with other terms, constants (a bias) are added before the others (a residual).
 """
 
