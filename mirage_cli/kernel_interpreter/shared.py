@@ -181,8 +181,9 @@ class Shared(Memory):
             self.writer[cells + d] = writers
             self.stamp[cells + d] = stamps
         before = self.kind[cells]
-        if ((before != size) & (before != FLYING)).any():
-            self._cut(cells)
+        others = (before != size) & (before != FLYING)  # a place of this size is its own already
+        if others.any():
+            self._cut(cells[others])
         self.values[:, cells] = values
         self.kind[cells] = size if kind is None else kind
         self.writer[cells] = writers

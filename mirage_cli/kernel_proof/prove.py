@@ -27,7 +27,7 @@ from mirage_cli.lax.ir.parts import numbered
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import MAXIMA, CustomKernel, KernelGraph
 from mirage_cli.search.proof.evaluation_cost import cost
-from mirage_cli.search.proof.stand_in import assignments, beside_symbols, structured, with_room
+from mirage_cli.search.proof.stand_in import assignments, beside_symbols, beyond_a_tile, structured, with_room
 from mirage_cli.search.proof.verify import KernelRun, Verdict, verify
 from mirage_cli.search.schedules.schedule import Schedule, launches
 from mirage_cli.search.schedules.target import Target
@@ -35,7 +35,7 @@ from mirage_cli.search.schedules.target import Target
 VARIABLE = "MIRAGE_KERNEL_RUNS"  #: of the environment; "0" leaves kernels without a run, for tests of other things
 DRAWS = 2  #: random points at which kernels have to differ before they are refuted (a divisor may be 0 at one)
 SPREAD = 60.0  #: of numbers on which exponentials leave the range of float64 where they are below no maximum
-MOST_ELEMENTS = 1 << 15  #: of results, at sizes of symbols that are chosen to be large
+MOST_ELEMENTS = 1 << 17  #: of results, at sizes of symbols that are chosen to be large
 AFFORDABLE = 2e7  #: nanoseconds that evaluating a program and its muGraph may take where all kernels are run together
 MOST_WORK = 3e9  #: the same beyond which kernels are left without a run
 Print = Callable[[Program, KernelGraph, Sequence[Schedule]], str]
@@ -177,17 +177,19 @@ def _masked(real: Program, point: Printed, schedules: Sequence[Schedule], text: 
 
 
 def _affordable(program: Program, graph: KernelGraph, tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:
-    """Values of symbols: 1, small, and large: 2 where that is whole tiles already, the others halved until results have few
-    enough elements."""
-    ones, small, large = assignments(program, graph, tiles)
-    tiled = _tiled(graph, tiles)
+    """Values of symbols: 1, and those with which tiles are whole and one is not (2 for symbols of no tile); where results
+    have too many elements then, the halves, and small ones besides."""
+    ones, small, _ = assignments(program, graph, tiles)
+    tiled, large = _tiled(graph, tiles), beyond_a_tile(program, graph, tiles)
     large = with_room(program, {s: n if s in tiled else min(n, max(ones[s], 2)) for s, n in large.items()}, 1)
+    wanted = large
     while sum(ex.value(ex.product(o.dims), large) for o in program.outputs) > MOST_ELEMENTS:
         halves = with_room(program, {s: max(min(small[s], n), n // 2 | 1) for s, n in large.items()}, 1)
         if halves == large:
             break
         large = halves
-    return [ones, small, large]
+    found = [ones, large] if large == wanted else [ones, small, large]
+    return [values for k, values in enumerate(found) if values not in found[:k]]
 
 
 def _tiled(graph: KernelGraph, tiles: Sequence[dict[str, int]]) -> set[str]:

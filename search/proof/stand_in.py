@@ -22,7 +22,7 @@ from mirage_cli.search.proof.evaluation_cost import cost
 from mirage_cli.search.proof.parts import Part, independent_axes, parts
 from mirage_cli.search.proof.resize import accesses, resized
 
-AFFORDABLE = 4e8  #: nanoseconds that one evaluation of program and kernels may take, for each field
+AFFORDABLE = 4e8  #: nanoseconds that evaluating program and kernels at all points may take, for each field
 PATIENT = 2e9  #: the same where real extents are asked for
 ENOUGH = 0.25  #: share of it that fewer positions may take
 HOPELESS = 5.0  #: a stand-in above this many times the affordable is not evaluated
@@ -54,7 +54,8 @@ def points(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], real: b
     values = assignments(program, graph, tiles) if program.symbols else [{}]
     if real:
         return [_shortened(Point(program, graph, s, not s), tiles, PATIENT, PATIENT) for s in values]
-    return [replace(p, real=p.real and not p.symbols) for p in (_point(program, graph, tiles, s) for s in values)]
+    found = (_point(program, graph, tiles, s, AFFORDABLE / len(values)) for s in values)
+    return [replace(p, real=p.real and not p.symbols) for p in found]
 
 
 def shortest(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> Point:
@@ -87,16 +88,29 @@ def beside_symbols(
 def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> list[dict[str, int]]:
     """Values for the symbols: 1, small, and large, where odd numbers leave partial tiles; more where the program reads
     positions that have to be there."""
-    names = program.symbols
-    steps = dict.fromkeys(names, 1.0)
-    for kernel, tile in zip(graph.kernels, tiles, strict=True):
-        for a in kernel.program.axes:
-            wanted = (2.0 * _step(a.name, kernel, tile)) ** (1.0 / max(1, len(ex.names(a.extent))))
-            steps.update((s, max(steps[s], wanted)) for s in ex.names(a.extent))
+    names, steps = program.symbols, _roots(program, graph, tiles, 2, 0)
     small = {s: 3 + 2 * k for k, s in enumerate(names)}
     large = {s: (int(steps[s]) // 2 + 1 + k) * 2 + 5 for k, s in enumerate(names)}
     given = (dict.fromkeys(names, 1), small, large)
     return [with_room(program, values, spare) for values, spare in zip(given, (0, 1, 1), strict=True)]
+
+
+def beyond_a_tile(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> dict[str, int]:
+    """Odd values for the symbols, different from each other, with which axes have their longest tile and a part of another."""
+    roots = _roots(program, graph, tiles, 1, 1)
+    return with_room(program, {s: max(3, int(roots[s]) | 1) + 2 * k for k, s in enumerate(program.symbols)}, 1)
+
+
+def _roots(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], whole: int, more: int) -> dict[str, float]:
+    """For each symbol the number with which axes have so many whole tiles and `more` positions: where an axis has several
+    symbols, the root."""
+    steps = dict.fromkeys(program.symbols, 1.0)
+    for kernel, tile in zip(graph.kernels, tiles, strict=True):
+        for a in kernel.program.axes:
+            positions = float(whole * _step(a.name, kernel, tile) + more)
+            wanted = positions ** (1.0 / max(1, len(ex.names(a.extent))))
+            steps.update((s, max(steps[s], wanted)) for s in ex.names(a.extent))
+    return steps
 
 
 def with_room(program: Program, values: Mapping[str, int], spare: int) -> dict[str, int]:
@@ -117,15 +131,13 @@ def _step(axis: str, kernel: CustomKernel, tile: Tiles) -> int:
     return max(tile.get("loop", 1) if kernel.block.loop == axis else 1, tile.get(axis, 1))
 
 
-def _point(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: dict[str, int]) -> Point:
-    point = _shortened(Point(program, graph, symbols, True), tiles, AFFORDABLE, ENOUGH * AFFORDABLE)
+def _point(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], symbols: dict[str, int], most: float) -> Point:
+    point = _shortened(Point(program, graph, symbols, True), tiles, most, ENOUGH * most)
     for whole in (2, 1):
-        if cost(point.program, point.graph, tiles, symbols) <= AFFORDABLE:
+        if cost(point.program, point.graph, tiles, symbols) <= most:
             return point
         sizes = _sizes(program, graph, tiles, symbols, whole)
-        point = _shortened(
-            Point(*resized(program, graph, sizes), symbols, False), tiles, AFFORDABLE, ENOUGH * AFFORDABLE
-        )
+        point = _shortened(Point(*resized(program, graph, sizes), symbols, False), tiles, most, ENOUGH * most)
     work = cost(point.program, point.graph, tiles, symbols)
     if work > HOPELESS * AFFORDABLE:
         raise Refused(

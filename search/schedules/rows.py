@@ -266,6 +266,7 @@ class RowsModel(Model):
             raise Refused(f"{target.name} has no threads that share rows")
         self.p, self.g, self.t = program, graph, target
         self.rows = rows_of(program, graph)
+        self._shapes = list[Shape]()
         self._size(sizes)
 
     def _size(self, sizes: Mapping[str, int]) -> None:
@@ -280,7 +281,9 @@ class RowsModel(Model):
 
     def schedules(self) -> Iterator[Schedule]:
         """How rows may be shared out to threads."""
-        return (schedule_of(self.p, self.g, shape, self.sizes) for shape in shapes(self.rows, self.t))
+        if not self._shapes:
+            self._shapes += shapes(self.rows, self.t)
+        return (schedule_of(self.p, self.g, shape, self.sizes) for shape in self._shapes)
 
     def predict(self, schedule: Schedule) -> Prediction:
         """Microseconds, and the bytes that lanes exchange."""

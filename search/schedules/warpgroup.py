@@ -39,6 +39,7 @@ COLUMNS = (256, 192, 128, 64)
 STAGES = tuple(range(12, 1, -1))  #: the most that fit
 LATE_STAGES = (6, 4, 3, 2)  #: the same where there are scores
 PARTS = (2, 4)  #: blocks that reduce together
+NUMBERS = ("cluster", "band", "turns", "resident", "ahead", "kept")  #: of a schedule, beside tiles, warps and stages
 BARRIER_BYTES = 2048  #: of shared memory, beside tiles
 TYPES = (F16, BF16, F32)
 SPLIT_LOOP = 32  #: positions of an iteration whose products are split: sums of more lose digits
@@ -161,6 +162,7 @@ class WarpgroupModel(Model):
         self.rate = (
             target.library_rate(BF16) / SPLIT_PRODUCTS if self.split else target.rate(self.contractions[0].dtype)
         )
+        self._known = dict[object, tuple[Schedule, ...]]()
         self._size(sizes)
         source = {i.name: program.sources[i.source].dtype for i in program.inputs}
         loads = [o.source_value or "" for o in self.operands()]
@@ -200,16 +202,23 @@ class WarpgroupModel(Model):
         return rows
 
     # --- the space ----------------------------------------------------------------------------------------------------
-    def schedules(self) -> Iterator[Schedule]:
-        """Tiles, warps, stages and numbers that are worth a prediction; none for few rows."""
+    def schedules(self) -> Sequence[Schedule]:
+        """Tiles, warps, stages and numbers that are worth a prediction; none for few rows, whose number decides heights."""
         if self.extents[self.rows] < LEAST_ROWS:
-            return
+            return ()
+        known = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (192, 3), (64, 1))
+        shapes = tuple(s for s in known if s[0] < self.extents[self.rows] + GROUP_ROWS)
+        key = (shapes, *(n for a, n in self.extents.items() if a != self.rows))
+        if key not in self._known:
+            self._known[key] = tuple(self.shaped(shapes))
+        return self._known[key]
+
+    def shaped(self, shapes: Sequence[tuple[int, int]]) -> Iterator[Schedule]:
+        """The same of rows and consumers of a block."""
         wide = [a for a in self.g.grid if a not in self.batch and a not in (self.rows, self.g.loop)]
         options = [self.columns(a) for a in wide]
-        known = ((64, 1), (128, 2), (192, 3)) if self.late else ((128, 2), (256, 2), (192, 3), (64, 1))
         loops = (SPLIT_LOOP,) if self.split else (128, 64)
         stages = LATE_STAGES if self.late else STAGES
-        shapes = tuple(s for s in known if s[0] < self.extents[self.rows] + GROUP_ROWS)
         for columns, (height, consumers), loop, parts in itertools.product(
             itertools.product(*options), shapes, loops, PARTS if self.g.split else (1,)
         ):
@@ -235,17 +244,8 @@ class WarpgroupModel(Model):
     def numbers(self, consumers: int) -> Iterator[tuple[tuple[str, int], ...]]:
         """Numbers of the engine for so many consumers. What has equal predictions is for measurements to tell apart."""
 
-        def made(
-            cluster: int, band: int, turns: int, resident: int, ahead: int, kept: int
-        ) -> tuple[tuple[str, int], ...]:
-            return (
-                ("cluster", cluster),
-                ("band", band),
-                ("turns", turns),
-                ("resident", resident),
-                ("ahead", ahead),
-                ("kept", kept),
-            )
+        def made(*numbers: int) -> tuple[tuple[str, int], ...]:
+            return tuple(zip(NUMBERS, numbers, strict=True))
 
         clusters = (1,) if self.g.split else (2, 1)
         if not self.late:

@@ -13,13 +13,17 @@ from mirage_cli.codegen import source as sources
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_proof import prove
 from mirage_cli.kernel_proof.prove import kernel_run, prove_kernels
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.planning.plan import PlanOptions, plan_fragment
+from mirage_cli.search.proof import stand_in
 from mirage_cli.search.schedules.target import load_target
+from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.kernels import Case, cases
 from tests.codegen.programs import NAMED, ROWS, program
+from tests.search.programs import built
 
 ONE = PlanOptions({"cpu": ("cpu",), "cuda": ("sm_90a",)})
 
@@ -100,12 +104,28 @@ def test_kernels_that_are_not_printed_at_shorter_extents_are_run_at_real_ones() 
     assert run.passed and run.extents == "real" and tried == [short[0], short[0], c.program]
 
 
-def test_large_sizes_are_large_where_there_are_tiles() -> None:
+def test_large_sizes_are_a_whole_tile_and_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     c = _case("symbolic", "cpu")
-    ones, small, large = prove._affordable(c.program, c.graph, [s.as_tiles() for s in c.schedules])
-    assert ones == {"rows": 1} and small["rows"] < large["rows"]
+    tiles = [s.as_tiles() for s in c.schedules]
+    ones, large = prove._affordable(c.program, c.graph, tiles)
+    kernels = zip(c.graph.kernels, tiles, strict=True)
+    longest = max(t[a] for k, t in kernels for a in k.block.grid if ex.names(k.program.extent(a)))
+    assert ones == {"rows": 1} and longest < large["rows"] < 2 * longest
     flat = [dict.fromkeys(s.as_tiles(), 1) for s in c.schedules]
-    assert prove._affordable(c.program, c.graph, flat)[2] == {"rows": 2}
+    assert prove._affordable(c.program, c.graph, flat) == [{"rows": 1}, {"rows": 2}]
+    monkeypatch.setattr(prove, "MOST_ELEMENTS", 1)
+    assert prove._affordable(c.program, c.graph, tiles)[1:] == [{"rows": 3}]  # no tile is whole then
+
+
+@pytest.mark.parametrize("tile", [1, 16, 48, 128])
+@pytest.mark.parametrize("names", [("n",), ("batch", "n"), ("batch", "heads", "n")])
+def test_several_symbols_of_an_axis_are_a_tile_and_a_part_together(tile: int, names: tuple[str, ...]) -> None:
+    rows = tuple(ex.symbol(n) for n in names)
+    p = built(lambda g: compose.softmax(g, g.input("x", (*rows, 8), F16), [-1]))
+    graph = Searcher(SearchOptions()).search(p, load_target("sm_80")).candidates[0].graph
+    values = stand_in.beyond_a_tile(p, graph, [dict.fromkeys(k.block.grid, tile) for k in graph.kernels])
+    count = ex.value(ex.product(rows), values)
+    assert count > tile and (tile == 1 or count % tile) and len({*values.values()}) == len(names)
 
 
 def test_the_environment_leaves_them_without_a_run(tmp_path: Path) -> None:
