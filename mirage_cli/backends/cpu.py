@@ -11,6 +11,7 @@ from mirage_cli.backends.toolchain import Tool, is_x86_64
 FLAGS = (
     "-std=c++17",
     "-O3",
+    "-falign-loops=64",  # a product's loop takes a tenth longer in three lines of the cache of decoded instructions
     "-fPIC",
     "-fno-math-errno",
     "-fno-trapping-math",

@@ -237,7 +237,7 @@ def test_commands() -> None:
         "-Iinclude -c ab12.cu -o build/ab12.cuda.o"
     )
     assert " ".join(cpu.jobs(tool, "ab12")[0].command) == (
-        "g++ -std=c++17 -O3 -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=fast -fvisibility=hidden -Wall "
-        "-DMIRAGE_ISA=base -Iinclude -c ab12.cpp -o build/ab12.base.o"
+        "g++ -std=c++17 -O3 -falign-loops=64 -fPIC -fno-math-errno -fno-trapping-math -ffp-contract=fast "
+        "-fvisibility=hidden -Wall -DMIRAGE_ISA=base -Iinclude -c ab12.cpp -o build/ab12.base.o"
     )
     assert toolchain.Tool(("a b",), "1", "PATH").__str__() == "'a b' (1, from PATH)"
