@@ -1,7 +1,6 @@
-// The rates of this machine's cores. Arguments: threads, and bytes of an array that no cache holds. Prints, per second: the
-// multiply-adds of one core, times two, those of all at once, those of products that are split for matrix instructions (0: there are
-// none), the bytes that all read of memory in small and in large pages, and the multiply-adds, times two, of all cores in products: of
-// 16 and of 128 rows with packed weights that caches hold, of 16 with such in memory, of 128 with others that caches hold.
+// The rates of this machine's cores. Arguments: threads, and bytes of an array that no cache holds. Each letter that it reads is
+// one of `kinds`, done once: it prints how much of that is done in a second, 0 where there is no such thing. Others measure
+// something else in between: what is compared is measured in turns, since the speed of a machine changes.
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -34,7 +33,7 @@ constexpr int BYTES = 16;
 #endif
 typedef float Vector __attribute__((vector_size(BYTES)));
 constexpr int SUMS = 12;  // in flight: more than begin while one is on its way
-constexpr int ROUNDS = 6, MOST = 1024;
+constexpr int MOST = 1024;
 constexpr long STEPS = 1000000;
 
 static volatile float sink;  // what is computed is used
@@ -135,32 +134,33 @@ static void read(long thread) {
   for (int k = 0; k < 8; k++) sink = sums[k][0];
 }
 
-// Products of rows with weights of SIDE summed positions and columns, all of them or as often the first one.
-constexpr int SIDE = 768, TILE = 256, FEW = 16, MANY = 128;
+// Products of rows with weights of SIDE summed positions and columns, all of them or as often the first one. As in onnxruntime
+// all threads share the columns of a product, and meet behind it.
+constexpr int SIDE = 768, FEW = 16, MANY = 128, STRIP = mirage::BLOCK_COLS;
 constexpr long WEIGHTS = 54 << 20;  // bytes of all weights
 enum Weights { FROM_MEMORY, FROM_CACHES, AS_STORED };
-static long products() { return std::max(1l, std::min(WEIGHTS / threads, share) / (SIDE * SIDE * 4)); }
+alignas(64) static float given[MANY * SIDE], results[MANY * SIDE];
+static std::atomic<long> met;
+static void meet() {
+  const long all = (met++ / threads + 1) * threads;
+  for (long spins = 0; met < all;)
+    if (++spins % 4096 == 0) sched_yield();
+}
+static long products() { return std::max(1l, std::min(WEIGHTS, share * threads) / (SIDE * SIDE * 4)); }
 template <int ROWS, Weights KIND>
 static void multiply_rows(long thread) {
-  static float* given[MOST];  // rows, and behind them results
-  float*& x = given[thread];
-  if (!x) {
-    x = static_cast<float*>(aligned_alloc(64, 2l * ROWS * SIDE * sizeof(float)));
-    if (!x) exit(1);
-    memset(x, 0, 2l * ROWS * SIDE * sizeof(float));
+  const auto rows = mirage::operand(given, SIDE, 1);
+  const int each = (SIDE / STRIP + threads - 1) / threads * STRIP;
+  const int first = std::min<long>(SIDE, thread * each), columns = std::min(SIDE - first, each);
+  for (long n = 0; n < products(); n++, meet()) {
+    const float* const all = reinterpret_cast<float*>(memory) + (KIND == FROM_MEMORY ? n * SIDE * SIDE : 0);
+    if constexpr (KIND == AS_STORED)
+      mirage::contract<mirage::Known<ROWS, ROWS, STRIP, SIDE, 1, 1, SIDE>>(
+          results + first, SIDE, ROWS, columns, SIDE, rows, mirage::operand(all + first, 1, SIDE), false);
+    else  // what `contract` of packed weights does with whole panels: that compiles what is for others, too
+      mirage::packed_parts<mirage::Plain, 1, ROWS, ROWS, true>(
+          results + first, SIDE, ROWS, columns, SIDE, rows, all + first * SIDE, SIDE * mirage::PANEL, false);
   }
-  const auto rows = mirage::operand(x, SIDE, 1);
-  for (long n = 0; n < products(); n++)
-    for (int j = 0; j < SIDE; j += TILE) {
-      const float* const all = reinterpret_cast<float*>(memory + thread * share) + (KIND == FROM_MEMORY ? n * SIDE * SIDE : 0);
-      const auto weight = mirage::operand(all + j, 1, SIDE);
-      float* const y = x + ROWS * SIDE + j;
-      if constexpr (KIND == AS_STORED)
-        mirage::contract<mirage::Known<ROWS, ROWS, TILE, SIDE, 1, 1, SIDE>>(y, SIDE, ROWS, TILE, SIDE, rows, weight, false);
-      else
-        mirage::contract<mirage::Known<ROWS, ROWS, TILE, SIDE, 1>>(
-            y, SIDE, ROWS, TILE, SIDE, rows, mirage::packed(weight, all, all, SIDE), false);
-    }
 }
 
 static void write(long thread) { memset(memory + thread * share, 0, share); }
@@ -188,73 +188,66 @@ static void* run(void* thread) {
   return nullptr;
 }
 
-// Seconds of rounds in which so many threads do their parts at the same time: in order, the fastest first.
+// Seconds in which so many threads do their parts at the same time.
 template <void (*part)(long)>
-static void rounds(int count, double* seconds) {
-  for (int r = 0; r < ROUNDS; r++) {
-    pthread_t all[MOST];
-    waiting = count;
-    for (long t = 0; t < count; t++)
-      if (pthread_create(&all[t], nullptr, run<part>, reinterpret_cast<void*>(t))) exit(1);
-    for (int t = 0; t < count; t++) pthread_join(all[t], nullptr);
-    double first = begun[0], last = ended[0];
-    for (int t = 1; t < count; t++) {
-      if (begun[t] < first) first = begun[t];
-      if (ended[t] > last) last = ended[t];
-    }
-    seconds[r] = last - first;
-  }
-  std::sort(seconds, seconds + ROUNDS);
-}
-
-template <void (*part)(long)>
-static double fastest(int count) {
-  double seconds[ROUNDS];
-  rounds<part>(count, seconds);
-  return seconds[0];
-}
-
-// Split products a second in the middle round: others may use a core's matrix instructions too, so the fastest says little.
-static double usual_products() {
-  double seconds[ROUNDS];
-  rounds<split>(threads, seconds);
-  return threads * 2.0 * 16 * 32 * 16 * MATRICES / 6 / seconds[ROUNDS / 2];
+static double seconds(int count) {
+  pthread_t all[MOST];
+  waiting = count;
+  for (long t = 0; t < count; t++)
+    if (pthread_create(&all[t], nullptr, run<part>, reinterpret_cast<void*>(t))) exit(1);
+  for (int t = 0; t < count; t++) pthread_join(all[t], nullptr);
+  return *std::max_element(ended, ended + count) - *std::min_element(begun, begun + count);
 }
 
 // Another array for all threads, for which the system is given `advice` on pages.
 static void array(int advice) {
+  static int had = -1;
+  if (had == advice) return;
+  had = advice;
   constexpr long large = 2 << 20;
   const long bytes = ((share * threads + SIDE * SIDE * 4) / large + 1) * large;  // a matrix may be larger than a share
   free(memory);
   memory = static_cast<char*>(aligned_alloc(large, bytes));
   if (!memory) exit(1);
   madvise(memory, bytes, advice);
-  fastest<write>(threads);
+  seconds<write>(threads);
 }
 
-// Bytes a second that all threads read.
-static double reading() { return double(share) * threads / fastest<read>(threads); }
-
+static double multiplied(int count) { return count * 2.0 * STEPS * SUMS * (BYTES / 4) / seconds<multiply>(count); }
+static double split_products() { return threads * 2.0 * 16 * 32 * 16 * MATRICES / 6 / seconds<split>(threads); }
+static double reading(int advice) {
+  array(advice);
+  return double(share) * threads / seconds<read>(threads);
+}
 template <int ROWS, Weights KIND>
-static double multiplied() {
-  return 2.0 * ROWS * SIDE * SIDE * products() * threads / fastest<multiply_rows<ROWS, KIND>>(threads);
+static double rows_multiplied() {
+  array(MADV_HUGEPAGE);
+  return 2.0 * ROWS * SIDE * SIDE * products() / seconds<multiply_rows<ROWS, KIND>>(threads);
+}
+
+// Multiply-adds, times two, of one core and of all at once, and such that are split for matrix instructions; bytes that all read of
+// memory in small and in large pages; multiply-adds, times two, of all cores in products with packed weights: 16 rows with such that
+// caches hold, 16 and 128 with such in memory; and 128 rows with others that caches hold.
+static double kinds(int letter, bool instructions) {
+  switch (letter) {
+    case 'o': return multiplied(1);
+    case 'a': return multiplied(threads);
+    case 'x': return instructions ? split_products() : 0.0;
+    case 'r': return reading(MADV_NOHUGEPAGE);
+    case 'R': return reading(MADV_HUGEPAGE);
+    case 'f': return rows_multiplied<FEW, FROM_CACHES>();
+    case 'c': return rows_multiplied<FEW, FROM_MEMORY>();
+    case 'm': return rows_multiplied<MANY, FROM_MEMORY>();
+    case 's': return rows_multiplied<MANY, AS_STORED>();
+  }
+  exit(1);
 }
 
 int main(int, char** arguments) {
   threads = atoi(arguments[1]);
   if (threads < 1 || threads > MOST) return 1;
   share = atol(arguments[2]) / threads / 4096 * 4096;
-  const double flops = 2.0 * STEPS * SUMS * (BYTES / 4);
-  const double one = flops / fastest<multiply>(1), all = threads * flops / fastest<multiply>(threads);
   const bool instructions = matrices();
-  const double before = instructions ? usual_products() : 0.0;
-  array(MADV_NOHUGEPAGE);
-  const double small = reading();
-  array(MADV_HUGEPAGE);
-  const double large = reading();
-  const double few = multiplied<FEW, FROM_CACHES>(), many = multiplied<MANY, FROM_CACHES>();
-  const double cold = multiplied<FEW, FROM_MEMORY>(), stored = multiplied<MANY, AS_STORED>();
-  const double after = instructions ? usual_products() : 0.0;  // the slower of two times, a while apart
-  printf("%.6g %.6g %.6g %.6g %.6g %.6g %.6g %.6g %.6g\n", one, all, before < after ? before : after, small, large, few, many, cold, stored);
+  for (int letter; (letter = getchar()) != EOF; fflush(stdout)) printf("%.6g\n", kinds(letter, instructions));
   return 0;
 }

@@ -11,7 +11,10 @@ import hashlib
 import importlib.metadata
 import math
 import os
+import statistics
 import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -27,19 +30,26 @@ from mirage_cli.files.staging import Scratch
 from mirage_cli.machine import devices, load, user_folders
 from mirage_cli.options.options import cores
 from mirage_cli.processes import programs
+from mirage_cli.processes.conversation import Conversation, conversation
 from mirage_cli.search.schedules import architectures
 
 VARIABLE = "MIRAGE_RATES"  #: `file` for the numbers of the target's file, whatever the machine
 FOLDER = "rates"  #: in the user's cache
 SECONDS = 60.0  #: for the program to be compiled, and to run
+MARGIN = 1.03  #: how much faster than the original a fragment has to be predicted by rates that were measured
 LARGEST = 1 << 28  #: bytes of the array that is read, at most
 WIDTH, LAYERS = 768, 24  #: of a chain of products with 54 MiB of weights; strides of whole pages are slower
 WEIGHTS = 4.0 * LAYERS * WIDTH * WIDTH  #: bytes of them
 FEW_ROWS, ROWS = 16, 128  #: of these, and of packed products in rates.cpp
 DEEP = 4  #: times as many summed positions of long sums, as in feed-forward layers
-ROUNDS = 7  #: of a chain, of which the fastest counts
-TIMES = 2  #: of each kind, of which the best counts
-FEW, MANY, ELEMENTS = 8, 72, 1 << 16  #: operators of two chains, and elements of one that is worth several threads
+ROUNDS, RARE = 9, 3  #: of ours and onnxruntime's products in turns, and every how many there is the rest too
+SMALL = 2  #: readings of small pages, of which the fastest counts
+PAIRED = ("c", "few", "f", "m", "many")  #: what is done in each round: letters by rates.cpp, words by onnxruntime
+REST = ("o", "a", "x", "R", "one", "s", "long", "least", "alone", "split")
+STEPS = 30  #: of a bisection
+OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
+LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
+AGAIN = {"least": 40, "alone": 8, "split": 8}  #: runs of short chains, of which the fastest counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +67,10 @@ class Rates:
     library_bandwidth: A[float, says("Bytes of weights a second that its products of one row read.")]
     operator_us: A[float, says("Microseconds of an operator of onnxruntime with next to nothing to do.")]
     fork_us: A[float, says("Microseconds more that an operator takes for handing parts of itself to other threads.")]
-    panels: A[float, says("Multiply-adds a second, times two, of 128 rows with packed weights that caches hold.")]
-    panels_few: A[float, says("The same of 16 rows.")]
+    panels: A[
+        float, says("Multiply-adds a second, times two, of 128 rows with packed weights that are read from memory.")
+    ]
+    panels_few: A[float, says("The same of 16 rows with packed weights that caches hold.")]
     panels_cold: A[float, says("The same of 16 rows with packed weights that are read from memory.")]
     stored: A[float, says("The same of 128 rows with weights as models store them.")]
     split: A[
@@ -93,27 +105,45 @@ class Rates:
             "launch_us": float(usual["launch_us"]) * slower,
             "kernel_us": float(usual["kernel_us"]) * slower,
             "fork_us": self.fork_us,
+            "margin": MARGIN,
             "cpu": {
                 "operator_us": self.operator_us,
                 "large_pages": self.large_pages / self.bandwidth,
-                "library_rate": self.library / self.all_cores,
-                "library_bandwidth": self.library_bandwidth / self.bandwidth,
-                "library_overlap": _overlap(self.library, self.library_few, self.library_bandwidth),
-                "library_deep": max(0.0, self.library / self.library_deep - 1) / math.log2(DEEP),
+                **self.library_constants(),
                 "packed_rate": min(1.0, self.stored / self.all_cores * (1 + float(usual["cpu"]["packed_half"]) / ROWS)),
                 **self.panel_constants(),
             },
         }
         return {k: _rounded(v) for k, v in changes.items()}
 
+    def library_constants(self) -> dict[str, float]:
+        """What products of onnxruntime reach with weights in memory, beside which they read and write their rows."""
+        flops, rows = WEIGHTS / 2, 2 * WEIGHTS / WIDTH  # of a row, and its bytes
+        many, few = ROWS * flops / self.library, FEW_ROWS * flops / self.library_few
+        read = [(WEIGHTS + n * rows) / self.library_bandwidth for n in (ROWS, FEW_ROWS)]
+        work, overlap = _shared(many, few, (read[0], read[1]))
+        return {
+            "library_rate": min(1.0, ROWS * flops / work / self.all_cores),
+            "library_bandwidth": self.library_bandwidth / self.bandwidth,
+            "library_overlap": overlap,
+            "library_deep": max(0.0, self.library / self.library_deep - 1) / math.log2(DEEP),
+        }
+
     def panel_constants(self) -> dict[str, float]:
         """What packed products reach, which take a time for each row and one for each panel (`products.in_panels`)."""
-        beside = max(1 / self.panels_few - 1 / self.panels, 0.0) / (1 / FEW_ROWS - 1 / ROWS)
-        rate = 1 / (1 / self.panels - beside / ROWS)
+        flops, read = WEIGHTS / 2, WEIGHTS / self.large_pages
+        few, cold, many = (
+            FEW_ROWS * flops / self.panels_few,
+            FEW_ROWS * flops / self.panels_cold,
+            ROWS * flops / self.panels,
+        )
+        overlap = _overlap(few, read, cold)
+        work = _work(read, many, overlap)
+        row = max(work - few, work / 2) / (ROWS - FEW_ROWS)
         return {
-            "panel_rate": min(1.0, rate / self.all_cores),
-            "panel_half": beside * rate,
-            "overlap": _overlap(self.panels_few, self.panels_cold, self.large_pages),
+            "panel_rate": min(1.0, flops / row / self.all_cores),
+            "panel_half": max(few / row - FEW_ROWS, 0.0),
+            "overlap": overlap,
         }
 
 
@@ -149,72 +179,120 @@ def found(compiler: Tool, anew: bool = False) -> tuple[Rates | None, str]:
 def measure(compiler: Tool) -> Rates:
     """The rates of this machine now. Raises CheckFailed where the program that measures does not run.
 
-    Each is the best of some times a while apart: the threads of a session may share a core for as long as it lives, and
-    others may slow the machine. Matrix instructions have the slower of two: others may use a core's unit too.
+    Everything is done once a round, ours and onnxruntime's in turns: a machine's speed changes between rounds, what a kind of
+    work takes beside the others hardly does (`_typical`).
     """
-    from mirage_cli.backends.cpu import FLAGS  # noqa: PLC0415 - what was measured earlier is read without it
-
-    cpu, products, operators, chains = [], [], [], _Chains()
-    with Scratch("mirage-rates-") as folder:
-        (folder / "rates.cpp").write_text(_source())
-        flags = (*FLAGS, "-march=native", "-pthread", *compiler.compile_flags)
-        with as_file(files("mirage_cli.templates").joinpath("include")) as headers:
-            own = (*compiler.command, *flags, "-I", str(headers), "rates.cpp", *compiler.link_flags, "-o", "rates")
-            _run(own, folder)
+    with Scratch("mirage-rates-") as folder, ThreadPoolExecutor(1) as beside:
+        compiled = beside.submit(_compile, compiler, folder)
+        chains = _Chains()
+        compiled.result()
         size = min(LARGEST, 4 * devices.cache_bytes("cpu"))
-        for _ in range(TIMES):
-            cpu.append(tuple(map(float, _run((str(folder / "rates"), str(cores()), str(size)), folder).split())))
-            products.append(chains.rates())
-            operators.append(_operators())
-    one, all_cores, _, bandwidth, large, few, many, cold, stored = map(max, zip(*cpu, strict=True))
-    split = min(values[2] for values in cpu)
-    library, library_few, deep, read = map(max, zip(*products, strict=True))
-    operator, fork = map(min, zip(*operators, strict=True))
-    bandwidth = max(bandwidth, read)
+        with conversation((str(folder / "rates"), str(cores()), str(size)), folder, SECONDS) as own:
+            small = max(float(own.ask("r")) for _ in range(SMALL))
+            rounds = [_round(own, chains, (*PAIRED, *(() if n % RARE else REST))) for n in range(ROUNDS)]
+    rate = _typical(rounds)
+    usual, flops = rate["many"], WEIGHTS / 2  # of a row
+    short = {
+        k: 1e6 / max(own[k] for own in rounds[::RARE]) for k in AGAIN
+    }  # what disturbs them only adds to their times
+    operator, alone, split = short["least"] / OPERATORS, short["alone"] / SOME, short["split"] / SOME
+    read = WEIGHTS * rate["one"]
+    bandwidth = max(small, read)
     found = {
-        "one_core": one,
-        "all_cores": all_cores,
+        "one_core": rate["o"],
+        "all_cores": rate["a"],
         "bandwidth": bandwidth,
-        "large_pages": max(bandwidth, large),
-        "library": library,
-        "library_few": library_few,
-        "library_deep": deep,
+        "large_pages": max(bandwidth, rate["R"]),
+        "library": ROWS * flops * usual,
+        "library_few": FEW_ROWS * flops * rate["few"],
+        "library_deep": ROWS
+        * flops
+        / 2
+        / max(1 / rate["long"] - 0.5 / usual, 0.125 / usual),  # half of its sums are long
         "library_bandwidth": read,
-        "operator_us": operator,
-        "fork_us": fork,
-        "panels": many,
-        "panels_few": few,
-        "panels_cold": cold,
-        "stored": min(stored, many),
-        "split": split,
+        "operator_us": max(operator, 0.05),
+        "fork_us": max(split - alone / cores(), 0.2),
+        "panels": rate["m"],
+        "panels_few": rate["f"],
+        "panels_cold": rate["c"],
+        "stored": rate["s"],
+        "split": rate["x"],
     }
     return Rates(cores(), **_rounded(found))
 
 
-def _overlap(many: float, few: float, bandwidth: float) -> float:
-    """The share of the shorter of memory and work that products of few rows do at the time of the other. They reach the rate
-    `few` with weights that come from memory at so many bytes a second, and would reach `many` with others."""
-    flops = 2.0 * FEW_ROWS * WEIGHTS / 4
-    multiplied, read = flops / many, WEIGHTS / bandwidth
-    return min(1.0, max(0.0, (multiplied + read - flops / few) / min(multiplied, read)))
+def _round(own: Conversation, chains: _Chains, kinds: Sequence[str]) -> dict[str, float]:
+    """How often a second each kind of work is done, or how much of it: one after the other, once each."""
+    return {kind: float(own.ask(kind)) if len(kind) == 1 else 1 / chains.seconds(kind) for kind in kinds}
+
+
+def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The rates of the fastest round, where each has its median relation to the products of its round."""
+    means = [statistics.geometric_mean(own[k] for k in PAIRED) for own in rounds]
+    typical = {
+        k: statistics.median(own[k] / n for own, n in zip(rounds, means, strict=True) if k in own) for k in rounds[0]
+    }
+    return {k: x * max(means) for k, x in typical.items()}
+
+
+# ---- constants -------------------------------------------------------------------------------------------------------
+def _joint(work: float, read: float) -> Callable[[float], float]:
+    """The time of work and of reading by the share of the shorter one that is done at the time of the other."""
+    return lambda overlap: max(work, read) + (1 - overlap) * min(work, read)
+
+
+def _overlap(work: float, read: float, both: float) -> float:
+    """That share, where they take `both`."""
+    return min(1.0, max(0.0, (work + read - both) / min(work, read)))
+
+
+def _work(read: float, both: float, overlap: float) -> float:
+    """The time of work that takes `both` with what is read."""
+    work = both - (1 - overlap) * read
+    return work if work >= read else (both - read) / max(1 - overlap, 0.01)
+
+
+def _shared(many: float, few: float, read: tuple[float, float]) -> tuple[float, float]:
+    """(the time of ROWS rows' work, that share) of products of ROWS and FEW_ROWS rows that take `many` and `few`, and in which
+    `read` is read. Work is as much a row in both."""
+    low, high = 0.0, 1.0  # shares that few rows are too slow for, and too fast
+    for _ in range(STEPS):
+        overlap = (low + high) / 2
+        work = _work(read[0], many, overlap)
+        low, high = (overlap, high) if _joint(work * FEW_ROWS / ROWS, read[1])(overlap) > few else (low, overlap)
+    return _work(read[0], many, low), low
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
-def _run(command: tuple[str, ...], folder: Path) -> str:
-    """What a command of ours prints. Raises CheckFailed."""
-    outcome = programs.run(command, folder, SECONDS)
+def _compile(compiler: Tool, folder: Path) -> None:
+    """Make the program that measures. Raises CheckFailed."""
+    from mirage_cli.backends.cpu import FLAGS  # noqa: PLC0415 - what was measured earlier is read without it
+
+    (folder / "rates.cpp").write_text(_source())
+    flags = (*FLAGS, "-march=native", "-pthread", *compiler.compile_flags)
+    with as_file(files("mirage_cli.templates").joinpath("include")) as headers:
+        own = (*compiler.command, *flags, "-I", str(headers), "rates.cpp", *compiler.link_flags, "-o", "rates")
+        outcome = programs.run(own, folder, SECONDS)
     if outcome.problem is not None:
         raise CheckFailed(f"the machine's rates were not measured: {outcome.problem}")
-    return outcome.output
 
 
 class _Chains:
     """Products of onnxruntime one behind the other: of the usual length, and half of them with long sums."""
 
     def __init__(self) -> None:
+        import numpy as np  # noqa: PLC0415 - as above
+
         wide = DEEP * WIDTH
-        self.usual = self.chain(LAYERS, (WIDTH, WIDTH))
-        self.long = self.chain(LAYERS // DEEP, (WIDTH, wide), (wide, WIDTH))
+        usual, long = self.chain(LAYERS, (WIDTH, WIDTH)), self.chain(LAYERS // DEEP, (WIDTH, wide), (wide, WIDTH))
+        x, y = np.ones((ROWS, WIDTH), np.float32), np.ones(ELEMENTS, np.float32)
+        least, alone, split = (
+            _chain("Sigmoid", n, ("n",), {}, threads) for n, threads in ((OPERATORS, 1), (SOME, 1), (SOME, cores()))
+        )
+        self.runs = {"many": (usual, x), "few": (usual, x[:FEW_ROWS]), "one": (usual, x[:1]), "long": (long, x)}
+        self.runs |= {"least": (least, y[:LEAST]), "alone": (alone, y), "split": (split, y)}
+        for kind in self.runs:
+            self.seconds(kind)  # a first run takes memory
 
     def chain(self, count: int, *shapes: tuple[int, int]) -> Any:
         """A session. No two weights are alike: equal ones would be stored once."""
@@ -225,32 +303,9 @@ class _Chains:
         own = [np.tile(rows[k % len(shapes)] * np.float32(1 + k / LAYERS), (LAYERS, 1)) for k in range(count)]
         return _chain("MatMul", count, ("rows", WIDTH), {f"w{k}": w for k, w in enumerate(own)})
 
-    def rates(self) -> tuple[float, float, float, float]:
-        """Multiply-adds a second, times two, of many and of few rows, and of many with long sums; bytes of weights of one."""
-        many, few, one = (self.seconds(self.usual, rows) for rows in (ROWS, FEW_ROWS, 1))
-        long = max(self.seconds(self.long, ROWS) - many / 2, many / 8)  # half of its work are usual sums
-        flops = WEIGHTS / 2  # of a row
-        return ROWS * flops / many, FEW_ROWS * flops / few, ROWS * flops / 2 / long, WEIGHTS / one
-
-    def seconds(self, session: Any, rows: int) -> float:
-        """The least time of a run."""
-        import numpy as np  # noqa: PLC0415 - as above
-
-        return _seconds(session, np.ones((rows, WIDTH), np.float32), ROUNDS)
-
-
-def _operators() -> tuple[float, float]:
-    """(microseconds of the smallest operator, and of a fork)."""
-    import numpy as np  # noqa: PLC0415 - as above
-
-    def each(elements: int, threads: int, rounds: int = 20) -> float:
-        x = np.ones(elements, np.float32)
-        few, many = (_seconds(_chain("Sigmoid", n, (elements,), {}, threads), x, rounds) for n in (FEW, MANY))
-        return max(many - few, 0.0) / (MANY - FEW) * 1e6
-
-    threads = cores()
-    fork = each(ELEMENTS, threads) - each(ELEMENTS, 1) / threads if threads > 1 else 0.0
-    return max(each(16, 1, 300), 0.05), max(fork, 0.2)
+    def seconds(self, kind: str) -> float:
+        """The time of a run; the least of some where it is short."""
+        return _seconds(*self.runs[kind], AGAIN.get(kind, 1))
 
 
 def _chain(kind: str, length: int, shape: tuple[int | str, ...], weights: Any, threads: int | None = None) -> Any:

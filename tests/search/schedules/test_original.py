@@ -29,7 +29,7 @@ ROWS, WIDTH = 64, 1024
 def cpu(**values: Any) -> Target:
     """A CPU whose operators cost nothing by themselves, with values of its own."""
     own = load_target("cpu")
-    return replace(own, kernel_us=0.0, sections=(replace(own.fitted(Cpu), **values),))
+    return replace(own, kernel_us=0.0, launch_us=0.0, fork_us=0.0, sections=(replace(own.fitted(Cpu), **values),))
 
 
 def norm(g: Graph, t: DType) -> Sequence[int]:
@@ -60,6 +60,20 @@ def test_what_is_joined_moves_its_tensors_once() -> None:
 def test_an_operator_costs_what_it_does_beside_its_work() -> None:
     dear = replace(cpu(), kernel_us=7.0)
     assert original_us(program(norm, F32), 1, dear) == pytest.approx(original_us(program(norm, F32), 1, cpu()) + 7.0)
+
+
+def test_products_take_as_long_to_start_as_kernels() -> None:
+    """Elementwise operators do not; small products stay on one thread."""
+    slow = replace(cpu(), launch_us=7.0, fork_us=3.0)
+    alone = replace(slow, units=1)
+    for build, target, more in (
+        (norm, slow, 0.0),
+        (linear(DEEP), slow, 10.0),
+        (linear(8, 1), slow, 7.0),
+        (linear(DEEP), alone, 7.0),
+    ):
+        p, free = program(build, F32), replace(target, launch_us=0.0, fork_us=0.0)
+        assert original_us(p, 1, target) == pytest.approx(original_us(p, 1, free) + more)
 
 
 def test_operators_that_compute_nothing_copy() -> None:
