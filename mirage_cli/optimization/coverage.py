@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.frontends.onnx.parts.splicing import WHOLE
@@ -13,8 +15,12 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.fragments.fragment import CHAIN
 from mirage_cli.lax.fragments.lax_fragment import Partition
 from mirage_cli.lax.ir import graph as g
+from mirage_cli.planning import ranges
+from mirage_cli.planning.plan import PlanOptions
 from mirage_cli.report.forms import Unchanged
+from mirage_cli.search.schedules.alternatives import Sizes
 from mirage_cli.search.schedules.cost import number
+from mirage_cli.search.schedules.target import CPU, Target
 
 if TYPE_CHECKING:
     from mirage_cli.optimization.task import Occurrence, Work
@@ -191,6 +197,44 @@ def leave_torn(model: ir.Model, work: Sequence[Work]) -> None:
             return
         for w in lost.values():
             w.replace, w.reason = False, TORN.format(w.inside)
+
+
+def leave_losers(work: Sequence[Work], options: PlanOptions) -> None:
+    """On a CPU leave replaced fragments until the others together gain at every size that was asked for: the one that loses
+    most where the sums lose most. A fragment may lose at some sizes what others gain there."""
+    given, own = dict(options.ranges), [w for w in work if _is_summed(w)]
+    names = ranges.bases([s for w in own for s in w.program.symbols])
+    if CPU in options.once or given.keys().isdisjoint(names):
+        return
+    sizes = ranges.asked(names, given)
+    times = {w.id: _times(w, options.target(CPU), sizes) for w in own}
+    while own:
+        ours, theirs = np.sum([times[w.id] for w in own], axis=0).T
+        worst = int(np.argmax(ours / theirs))
+        if ours[worst] <= theirs[worst]:
+            return
+        lost = max(own, key=lambda w: times[w.id][worst] @ (1, -1))
+        own.remove(lost)
+        where = ", ".join(f"{name} {size}" for name, size in sizes[worst].items())
+        took, before = times[lost.id][worst] / len(lost.occurrences)
+        lost.replace = False
+        lost.reason = (
+            f"the replaced fragments together are not predicted to be faster on cpu at {where}, and this one takes "
+            f"{took:.1f} us against {before:.1f} us there (--force replaces it all the same)"
+        )
+
+
+def _is_summed(w: Work) -> bool:
+    """True for what is replaced and was not judged at each size by itself."""
+    return w.replace and w.plan is not None and CPU in w.plan.plans and not w.inside and w.program.packed is None
+
+
+def _times(w: Work, target: Target, sizes: Sequence[Sizes]) -> NDArray[np.float64]:
+    """What its places and the original ones take in all at each size, in microseconds."""
+    assert w.plan is not None
+    plan = w.plan.plans[CPU]
+    others = [o.alternative for o in plan.others]
+    return len(w.occurrences) * np.array(ranges.compared(plan, others, w.program, target, w.operators, sizes))
 
 
 def _stays(place: Occurrence, kept: Collection[ir.Node]) -> bool:

@@ -402,11 +402,11 @@ class Run:
             self.time_whole(draft)
 
     def leave_doubled(self) -> None:
-        """Leave fragments of operators that are not replaced whole, and without `--force` those whose work stays in the model
-        as well."""
+        """Leave parts of operators that stay, and without `--force` what stays in the model as well or loses at some sizes."""
         coverage.leave_torn(self.imported.model, self.work)
         if not self.options.force:
             coverage.leave_doubled(self.imported.model, self.work)
+            coverage.leave_losers(self.work, self.plans)
 
     def rebuild(self, draft: Path) -> None:
         """Build again without the fragments that have been left since, so that the library holds no kernel of theirs."""

@@ -66,6 +66,8 @@ class _Told:
     original_us: float
     memory: tuple[Memory, ...]
     slower: tuple[Slower, ...]
+    margin: float
+    gain: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ def plan_from_json(data: Any, program: Program) -> FragmentPlan:
             tuple(map(Other, stored.others[kind], t.verdicts[1:])),
             t.memory,
             t.slower,
+            t.margin,
+            t.gain,
         )
         for kind, t in kept.told.items()
     }

@@ -86,12 +86,16 @@ class TargetPlan:
     others: tuple[Other, ...] = ()
     memory: tuple[Memory, ...] = ()
     slower: tuple[Slower, ...] = ()
+    margin: float = 1.0  #: how many times faster than the original operators it has to be predicted
+    gain: float = (
+        0.0  #: how many times as fast as these in the mean over the sizes that were asked for; 0: at typical ones
+    )
 
     @property
     def losses(self) -> tuple[Slower, ...]:
         """The architectures where the model predicts no gain over the original operators that is worth its error."""
         own = Slower(self.target, self.predicted_us, self.original_us)
-        gains = self.predicted_us * load_target(self.target).margin < self.original_us
+        gains = self.predicted_us * self.margin < self.original_us if not self.gain else self.gain > self.margin
         return (*(() if gains else (own,)), *self.slower)
 
     @property
@@ -170,9 +174,8 @@ class PlanOptions:
     wrong: tuple[KernelGraph, ...] = ()
     refused: tuple[Shaped, ...] = ()
     own: tuple[Target, ...] = ()  #: in the place of those of files; rates alone differ
-    once: tuple[
-        str, ...
-    ] = ()  #: kinds that nobody asked for: one muGraph serves all sizes, the best one at typical ones
+    #: kinds that nobody asked for: one muGraph serves all sizes, the best one at typical ones
+    once: tuple[str, ...] = ()
 
     def passes_over(self, graph: KernelGraph, schedules: Sequence[Schedule]) -> bool:
         """True for a way that was found to be wrong, or that does not compile."""
@@ -324,20 +327,19 @@ def _ranged(
 
 
 def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: int, options: PlanOptions) -> TargetPlan:
-    """A plan that tells too where it gains nothing: on a CPU, and with packed weights, at any size that was asked for. Those
-    runtimes multiply in their own way at a decoder's steps (the least sizes) and unpack them for prompts. So does a part of
-    what a library has as one operator, where sizes were asked for: it is compared at steps otherwise."""
-    given, at = dict(options.ranges), list[Sizes]()
-    whole = operators == FUSED and not given.keys().isdisjoint(ranges.bases(program.symbols))
-    if program.packed is not None:
-        at.append(ranges.least(program.symbols, given))
-    if program.packed is not None or not target.threaded or whole:
-        at += ranges.asked(program.symbols, given)
-    losses = []
-    for sizes in at:
-        taken: Way = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
-        us = ranges.time(taken, target, sizes)
-        losses.append((us / original_us(program, operators, target, sizes), us, sizes))
+    """A plan that tells too what it gains in the mean over sizes that were asked for, on a CPU (`coverage.leave_losers` sums
+    up where fragments lose), or where it gains nothing: with packed weights, at any such size, since runtimes multiply these
+    in their own way at steps (the least sizes) and unpack them for prompts, and so a part of what a library has as one."""
+    given = dict(options.ranges)
+    times = partial(ranges.compared, plan, [o.alternative for o in plan.others], program, target, operators)
+    asked, known = ranges.asked(program.symbols, given), not given.keys().isdisjoint(ranges.bases(program.symbols))
+    if not target.threaded and program.packed is None and operators != FUSED:
+        ratios = [theirs / us for us, theirs in times(asked)]
+        return replace(plan, gain=math.prod(ratios) ** (1 / len(ratios))) if known else plan
+    at = [ranges.least(program.symbols, given)] if program.packed is not None else list[Sizes]()
+    if program.packed is not None or not target.threaded or (operators == FUSED and known):
+        at += asked
+    losses = [(us / theirs, us, sizes) for (us, theirs), sizes in zip(times(at), at, strict=True)]
     quotient, us, sizes = max(losses, key=lambda loss: loss[0], default=(0.0, 0.0, {}))
     if quotient * target.margin < 1:
         return plan
@@ -472,6 +474,7 @@ def planned(
         candidate.predicted_us,
         candidate.floor_us,
         original_us(program, operators, target, dict(options.search.sizes)),
+        margin=target.margin,
     )
 
 

@@ -14,8 +14,9 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.options.dims import Range
 from mirage_cli.report.stored_plan import StoredPlan
-from mirage_cli.search.schedules.alternatives import Leaf, Sizes, divided, rows_behind_caches
+from mirage_cli.search.schedules.alternatives import Alternative, Leaf, Sizes, divided, rows_behind_caches
 from mirage_cli.search.schedules.cost import TYPICAL, floor_us
+from mirage_cli.search.schedules.original import original_us
 from mirage_cli.search.schedules.ranking import Models, rescheduled, total_us
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.search import FAR_FROM_FLOOR, Candidate, Searcher
@@ -155,13 +156,12 @@ def pool(
         searched.append(grid[k])
         search(grid[k])
         found += times(candidates[len(found) :], target, grid, searcher.models)
-    if target.threaded:
-        for k in _to_reschedule(program, grid, found, least):
-            best = candidates[min(range(len(found)), key=lambda c: found[c][k])]
-            schedules = rescheduled(best.graph, target, grid[k], searcher.options.engines, searcher.models)
-            if schedules:
-                taken(replace(best, schedules=schedules))
-        found += times(candidates[len(found) :], target, grid, searcher.models)
+    for k in _to_reschedule(program, grid, found, least):
+        best = candidates[min(range(len(found)), key=lambda c: found[c][k])]
+        schedules = rescheduled(best.graph, target, grid[k], searcher.options.engines, searcher.models)
+        if schedules:
+            taken(replace(best, schedules=schedules))
+    found += times(candidates[len(found) :], target, grid, searcher.models)
     return candidates, found
 
 
@@ -217,3 +217,16 @@ def stored_time(plan: StoredPlan, kind: str, target: Target, sizes: Sizes) -> fl
     """The same for the muGraph that a plan's kernels of a kind of target take at these sizes."""
     others = (o for o in plan.others[kind] if not o.target and o.holds(sizes))
     return time(next(others, None) or plan.own(kind), target, sizes)
+
+
+def compared(
+    own: Way, others: Sequence[Alternative], program: Program, target: Target, operators: int, at: Sequence[Sizes]
+) -> list[tuple[float, float]]:
+    """What a plan, its own muGraph and `others`, and so many original operators are predicted to take at some sizes, in
+    microseconds."""
+    found = []
+    for numbers in at:
+        sizes = _positive(program.symbols, numbers)
+        taken: Way = next((o for o in others if not o.target and o.holds(sizes)), own)
+        found.append((time(taken, target, sizes), original_us(program, operators, target, sizes)))
+    return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import onnx_ir as ir
 import pytest
 
 from mirage_cli.errors import Refused
@@ -15,7 +17,8 @@ from mirage_cli.lax.dtypes import F16, F32
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.program import Program
-from mirage_cli.optimization import fragment_report, tuning_stage
+from mirage_cli.optimization import coverage, fragment_report, tuning_stage
+from mirage_cli.optimization.task import Work
 from mirage_cli.options.dims import Range
 from mirage_cli.planning import fragment_cache, ranges
 from mirage_cli.planning import plan as plans
@@ -228,24 +231,67 @@ def test_sizes_that_are_asked_for_are_those_that_are_said() -> None:
     assert all(s["batch"] == 1 and s["(past+1)"] == s["past"] + 1 for s in sizes)
 
 
-def test_a_fragment_is_replaced_where_it_gains_at_all_sizes_that_are_asked_for() -> None:
-    """A CPU whose library has slow starts and fast products."""
+def _of_a_fast_library(name: str, most: int) -> Work:
+    """A norm with a product for rows up to `most`, planned for a CPU whose library has slow starts and fast products."""
 
     def build(g: Any, t: Any) -> list[int]:
         x = g.input("x", (symbol("rows"), 256), t)
         return [compose.linear(g, compose.rms_norm(g, x, [1], 1e-5), g.input("w", (256, 256), t, constant=True))]
 
+    fragment, plan = program(build, F32), PLANNED.get(most)
+    options = _options(most)
+    if plan is None:
+        plan = PLANNED[most] = plan_fragment("abc", "norm_linear", fragment, 8, options)
+    region = mock.Mock(nodes=(ir.node("Erf", [ir.Value(name="x")]),), inputs=())
+    work = Work(name, "norm_linear", fragment, [mock.Mock(region=region)], (), (), plan)
+    work.decide(force=False)
+    return work
+
+
+PLANNED: dict[int, plans.FragmentPlan] = {}
+
+
+def _options(most: int) -> PlanOptions:
     own = load_target("cpu")
     section = replace(own.fitted(Cpu), library_rate=50.0, library_bandwidth=50.0, library_special=50.0)
     cpu = replace(own, sections=(section,), kernel_us=20.0)
-    options = PlanOptions({"cpu": ("cpu",)}, SearchOptions(sizes=(("rows", 4),)), own=(cpu,))
-    fragment = program(build, F32)
-    for most, gains in ((8, True), (1024, False)):
-        asked = replace(options, ranges=(("rows", Range(1, 4, most)),))
-        p = plan_fragment("abc", "norm_linear", fragment, 8, asked).plans["cpu"]
-        assert p.predicted_us * cpu.margin < p.original_us
-        assert p.faster == gains
-        assert [loss.target for loss in p.losses] == ([] if gains else ["cpu at rows 1024"])
+    said = (("rows", Range(1, 4, most)),)
+    return PlanOptions({"cpu": ("cpu",)}, SearchOptions(sizes=(("rows", 4),)), own=(cpu,), ranges=said)
+
+
+def test_a_fragment_is_replaced_where_it_gains_in_the_mean_over_sizes_that_are_asked_for() -> None:
+    """The mean is that of powers of two and the ends."""
+    for most, gains in ((8, True), (1 << 20, False)):
+        work, options = _of_a_fast_library("abc", most), _options(most)
+        assert work.plan is not None
+        p = work.plan.plans["cpu"]
+        assert p.predicted_us * p.margin < p.original_us
+        sizes = [{"rows": n} for n in {*(2**k for k in range(21) if 2**k <= most)}]
+        times = ranges.compared(p, [o.alternative for o in p.others], work.program, options.target("cpu"), 8, sizes)
+        mean = math.exp(sum(math.log(theirs / ours) for ours, theirs in times) / len(times))
+        assert p.gain == pytest.approx(mean) and (mean > p.margin) == gains
+        assert work.replace == p.faster == gains
+
+
+def test_fragments_are_left_until_their_sums_gain_at_all_sizes_that_are_asked_for() -> None:
+    """Two fragments that take 5 us at few rows and 20 at many: original nodes take 10 and `others`."""
+    for others, replaced in (
+        ((10.0, 30.0), [True, True]),
+        ((10.0, 29.0), [False, True]),
+        ((10.0, 19.0), [False, False]),
+    ):
+        both = [_of_a_fast_library(name, 1024) for name in ("a", "b")]
+        originals = dict(zip((id(w.program) for w in both), others, strict=True))
+
+        def times(own: Any, ways: Any, program: Any, target: Any, operators: int, at: Any, us: Any = originals) -> Any:
+            return [(20.0, us[id(program)]) if sizes["rows"] > 64 else (5.0, 10.0) for sizes in at]
+
+        with mock.patch.object(ranges, "compared", times):
+            for w in both:
+                w.replace = True
+            coverage.leave_losers(both, _options(1024))
+        assert [w.replace for w in both] == replaced
+        assert replaced[0] or "at rows 128, and this one takes 20.0 us against 10.0 us" in both[0].reason
 
 
 def test_a_part_of_an_operator_is_compared_at_all_sizes_that_are_said(fragment: Program) -> None:
@@ -254,7 +300,7 @@ def test_a_part_of_an_operator_is_compared_at_all_sizes_that_are_said(fragment: 
     def original(program: Program, operators: int, target: Any, sizes: Mapping[str, int]) -> float:
         return 1e6 if sizes["n"] <= 1024 else 1e-3
 
-    with mock.patch.object(plans, "original_us", original):
+    with mock.patch.object(plans, "original_us", original), mock.patch.object(ranges, "original_us", original):
         for said, losses in (((), []), ((("n", Range(1, 1024, 4096)),), ["sm_90a at n 4096"])):
             p = plan_fragment("abc", "attention", fragment, FUSED, replace(CUDA, ranges=said)).plans["cuda"]
             assert [loss.target for loss in p.losses] == losses
