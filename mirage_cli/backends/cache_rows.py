@@ -5,7 +5,7 @@ from __future__ import annotations
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, Room, TensorSpec
 from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import BY_NAME
+from mirage_cli.lax.dtypes import BY_NAME, F32, I32, I64
 
 _SYMBOLS = ("batch", "new", "past", "room", "table")
 
@@ -13,9 +13,7 @@ _SYMBOLS = ("batch", "new", "past", "room", "table")
 def spec(rows: CacheRows, cuda: bool) -> OperatorSpec:
     """Its tensors: the present caches have room for the whole length, and for what the past ones hold."""
     batch, new, past, room, table = map(ex.symbol, _SYMBOLS)
-    kind, cache, integer, index, wide = (
-        BY_NAME[name] for name in (rows.dtype, "i8" if rows.scales else rows.dtype, "i32", "i64", "f32")
-    )
+    kind, cache, integer, index, wide = BY_NAME[rows.dtype], rows.cache, I32, I64, F32
     widths = (rows.heads * rows.size, rows.shared * rows.size)
     apart = (("query", widths[0]), ("key", widths[1]), ("value", widths[1]))
     own = (("packed", widths[0] + 2 * widths[1]),) if rows.packed else apart

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from typing import Any
 
 from mirage_cli.codegen import render
+from mirage_cli.lax.dtypes import BY_NAME, DType
 
 DOMAIN = "mirage"  #: of operators that a library of ours has
-UNIT = 8  #: heads have multiples of so many numbers, those of caches of int8 of 16
+UNIT = 8  #: heads have multiples of so many numbers
+CHUNK = 16  #: and of caches with scales multiples of so many bytes
+#: element types of caches whose numbers are multiples of scales, and what templates call them
+SCALED = {"i8": "int8_t", "e4m3": "e4m3"}
 _NAME = "cache_rows_"
 _TYPES = {"f16": ("half", "__half"), "bf16": ("bfloat", "__nv_bfloat16"), "f32": ("float", "float")}
 _LETTERS = "hkdtipln"
@@ -34,20 +39,25 @@ class CacheRows:
     listed: bool = False
     lengths: int = 1  #: dimensions, the others than the first have one position
     whole: int = 0  #: likewise, of one position each
-    scales: int = (
-        0  #: that a cache of int8 has: 1, or one for each of its `shared * size` channels; 0: it has the `dtype`
-    )
+    scales: int = 0  #: that a cache has: 1, or one for each of its `shared * size` channels; 0: it has the `dtype`
+    stored: str = ""  #: the element type of a cache with scales
 
     @property
     def problem(self) -> str:
         """Why there is no such kernel, or nothing."""
         if self.dtype not in _TYPES:
             return f"caches of {self.dtype}"
-        if self.scales not in (0, 1, self.shared * self.size):
-            return f"{self.scales} scales of {self.shared * self.size} channels"
-        if self.size % (2 * UNIT if self.scales else UNIT) or self.turned % 2 or not 0 <= self.turned <= self.size:
+        if self.scales not in (0, 1, self.shared * self.size) or (self.stored in SCALED) != bool(self.scales):
+            return f"{self.scales} scales of {self.shared * self.size} channels of {self.stored or self.dtype}"
+        unit = 8 * CHUNK // self.cache.bits if self.scales else UNIT
+        if self.size % unit or self.turned % 2 or not 0 <= self.turned <= self.size:
             return f"heads of {self.size} numbers, of which {self.turned} are turned"
         return ""
+
+    @property
+    def cache(self) -> DType:
+        """The element type of its caches."""
+        return BY_NAME[self.stored or self.dtype]
 
     @property
     def writes_queries(self) -> bool:
@@ -59,7 +69,9 @@ class CacheRows:
         """The identifier of its kernels: its fields."""
         own = (self.heads, self.shared, self.size, self.turned, self.interleaved, self.packed, self.listed)
         told = "".join(f"{c}{int(n)}" for c, n in zip(_LETTERS, own, strict=False))
-        return f"{self.dtype}{told}n{self.lengths}w{self.whole}" + (f"q{self.scales}" if self.scales else "")
+        return f"{self.dtype}{told}n{self.lengths}w{self.whole}" + (
+            f"q{self.scales}{self.stored}" if self.scales else ""
+        )
 
     @property
     def op_type(self) -> str:
@@ -74,7 +86,7 @@ class CacheRows:
             render.render(
                 f"cache_rows.{suffix}.j2",
                 id=self.id,
-                types=(type_, "int8_t" if self.scales else type_),
+                types=(type_, SCALED.get(self.stored, type_)),
                 numbers=[*told, str(self.scales > 1).lower()],
             )
             for suffix, type_ in zip(("cpp", "cu"), _TYPES[self.dtype], strict=True)
@@ -84,10 +96,10 @@ class CacheRows:
 def named(op_type: str) -> CacheRows | None:
     """The operator with a name; None for names of others."""
     numbers = "".join(rf"{c}(\d+)" for c in "hkdtiplnw")
-    found = re.fullmatch(rf"{_NAME}(b?f\d+){numbers}(?:q(\d+))?", op_type)
+    found = re.fullmatch(rf"{_NAME}(b?f\d+){numbers}(?:q(\d+)({'|'.join(SCALED)}))?", op_type)
     if found is None:
         return None
-    kinds = [f.type for f in fields(CacheRows)]
-    own = [bool(int(n)) if kind == "bool" else int(n) for n, kind in zip(found.groups("0")[1:], kinds[1:], strict=True)]
-    rows = CacheRows(found[1], *own)  # type: ignore[arg-type]
+    kinds: dict[str, Any] = {"str": str, "int": int, "bool": lambda n: bool(int(n))}
+    told = (found[1], *found.groups("0")[1:-1], found[found.re.groups] or "")
+    rows = CacheRows(**{f.name: kinds[str(f.type)](n) for f, n in zip(fields(CacheRows), told, strict=True)})
     return rows if not rows.problem and rows.op_type == op_type else None

@@ -33,6 +33,8 @@ ONNX_DOMAINS = ("", "ai.onnx")  #: two spellings of one
 SMALL_CONSTANT_BYTES = 4096  #: up to this size a constant becomes a node of the copy
 ANY_CONSTANT = 9  #: the opset from which on a Constant holds other types than floats
 EXACT = 2.0**53  #: up to which float64 holds integers
+#: types of inputs that onnxruntime's Shape lacks; it takes a Cast in front of one away
+SHAPELESS = (ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2)
 FILLS_SINCE, SLICE_BY_INPUTS = 9, 10  #: opsets: of ConstantOfShape, of a Slice whose bounds are inputs
 FILL_ELEMENTS = 2**16  #: up to this size it is looked at whether a constant holds one number only
 
@@ -423,7 +425,11 @@ class _Copy:
     def dimension(self, v: ir.Value, k: int, i: int) -> ir.Value:
         """The extent of dimension `i` of input `k`, which is `v`."""
         if (k, i) not in self.dimensions:
-            dims = self.add("Shape", [v], self.fresh("shape", v))
+            sized = v
+            if v.dtype in SHAPELESS:
+                wide = self.add("Cast", [v], self.fresh("wide", v), to=ir.DataType.FLOAT.value)
+                sized = self.add("Neg", [wide], self.fresh("as_large", v))
+            dims = self.add("Shape", [sized], self.fresh("shape", v))
             index = self.integers([i], "dimension", v)
             self.dimensions[k, i] = self.add("Gather", [dims, index], self.fresh("extent", v), axis=0)
         return self.dimensions[k, i]

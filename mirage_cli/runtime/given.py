@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli.errors import UsageError
+from mirage_cli.runtime import sessions
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 LONGEST = 200  #: characters of a name that are kept
@@ -120,7 +121,7 @@ def _checked(path: str, name: str, array: NDArray[Any], info: onnx.TypeProto.Ten
     if not info.elem_type:
         raise UsageError(f"{where}: the model's input is no tensor")
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(info.elem_type))
-    if array.dtype != wanted and wanted.name == "bfloat16" and array.dtype in (np.uint16, np.dtype("V2")):
+    if wanted.name in sessions.BITS and array.dtype in (sessions.BITS[wanted.name][0], np.dtype(f"V{wanted.itemsize}")):
         array = array.view(wanted)  # how numpy stores what it has no name for
     if array.dtype != wanted:
         raise UsageError(f"{where}: expected {wanted.name}, found {array.dtype.name}")

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
     import onnx
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-_ONNX_BF16 = 16
+#: element types that numpy lacks and onnxruntime takes as their bits: the type of these, and ONNX's number
+BITS: dict[str, tuple[Any, int]] = {
+    "bfloat16": (np.uint16, 16),
+    "float8_e4m3fn": (np.uint8, 17),
+    "float8_e5m2": (np.uint8, 19),
+}
 FAILED = "onnxruntime failed"  #: how the error of a run begins that onnxruntime refuses
 #: what to do where onnxruntime cannot use the GPU; both packages own the same folder, so one has to go first
 CUDA_PROVIDER_COMMAND = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
@@ -218,7 +223,7 @@ def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Call
         # with its fallback onnxruntime takes the CPU for a GPU that fails, and prints so on standard output
         return onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions have no common base
-        missing = "NOT_IMPLEMENTED" in str(error)
+        missing = lacks_kernel(error)
         other = spare() if spare is not None and missing else None
         plain = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if other is None and missing and options.graph_optimization_level == plain:
@@ -235,6 +240,11 @@ def _loaded(source: str | bytes, options: Any, providers: list[Any], spare: Call
         folder = str(Path(source).absolute().parent)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     return _loaded(other, options, providers, None)
+
+
+def lacks_kernel(error: Exception) -> bool:
+    """True if a model does not load since onnxruntime has no kernel of one of its operators there."""
+    return "NOT_IMPLEMENTED" in str(error)
 
 
 def _of_types_that_compute(source: str | bytes, library: bool, data: Path | None) -> Callable[[], bytes | None]:
@@ -262,16 +272,18 @@ def _of_types_that_compute(source: str | bytes, library: bool, data: Path | None
 
 
 def run(session: Any, inputs: Mapping[str, NDArray[Any]], seconds: float = 0) -> dict[str, NDArray[Any]]:
-    """The outputs of a session by name; bfloat16 travels as `ml_dtypes.bfloat16`, which onnxruntime cannot.
+    """The outputs of a session by name; bfloat16 and floats of 8 bits travel as those of `ml_dtypes`, for which it has none.
 
-    A run that takes longer than `seconds` (0: no limit) is ended between two of its operators, with OutOfTime. Numbers of
-    4 bits and floats of 8 are not handed over: the model itself has to hold them.
+    A run that takes longer than `seconds` (0: no limit) is ended between two of its operators, with OutOfTime. Weights in
+    numbers of 4 bits and floats of 8 are not handed over: the model itself holds them (`hold`).
     """
-    inputs = {name: a for name, a in inputs.items() if a.dtype.name not in _SMALL}
+    asked = {value.name for value in session.get_inputs()}
+    inputs = {name: a for name, a in inputs.items() if name in asked or a.dtype.name not in _SMALL}
     names = [output.name for output in session.get_outputs()]
     with _ended_after(seconds) as options:
         try:
-            if all("bfloat16" not in value.type for value in (*session.get_inputs(), *session.get_outputs())):
+            plain = all("bfloat16" not in value.type for value in (*session.get_inputs(), *session.get_outputs()))
+            if plain and not any(a.dtype.name in BITS for a in inputs.values()):
                 results = session.run(names, dict(inputs), options)
                 return {o.name: _of_type(o.type, x) for o, x in zip(session.get_outputs(), results, strict=True)}
             feeds = {name: to_ort(array) for name, array in inputs.items()}
@@ -322,15 +334,17 @@ def to_ort(array: NDArray[Any]) -> Any:
     from onnxruntime import OrtValue  # noqa: PLC0415
 
     array = np.asarray(array, order="C")  # not ascontiguousarray, which gives scalars a dimension
-    if array.dtype.name != "bfloat16":
+    if array.dtype.name not in BITS:
         return OrtValue.ortvalue_from_numpy(array)
-    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BF16)
+    bits, kind = BITS[array.dtype.name]
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(bits), kind)
 
 
 def from_ort(value: Any) -> NDArray[Any]:
     """The elements of an `onnxruntime.OrtValue`; of a bfloat16 one only where it lies on the CPU."""
     if "bfloat16" not in value.data_type():
-        return np.asarray(value.numpy())
+        array: NDArray[Any] = _of_type(value.data_type(), np.asarray(value.numpy()))
+        return array
     shape = tuple(value.shape())
     data = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape)) if math.prod(shape) else b""
     return np.frombuffer(data, numpy_dtype("bfloat16")).reshape(shape)

@@ -10,7 +10,7 @@ import onnx
 
 from mirage_cli.checks import whole_model
 from mirage_cli.checks.model_runs import Arrays, Job, Place
-from mirage_cli.errors import Crashed, MirageError, ModelError, UsageError
+from mirage_cli.errors import Crashed, MirageError, ModelError, Refused, UsageError
 from mirage_cli.frontends import Imported
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.runtime import sessions
@@ -20,6 +20,7 @@ from mirage_cli.verification.bisection import Case
 from mirage_cli.verification.findings import Verification
 
 BARE = "it does not run without the library"
+STAND_IN = "onnxruntime's CPU lacks an operator of the original: its float64 run and our functions stand in for it"
 NO_MEMORY = ("bad_alloc", "allocate")  #: parts of what onnxruntime says where memory is short, which no inputs mend
 MORE_INPUTS = "give it inputs that it takes: --inputs FILE.npz|FOLDER"
 
@@ -96,7 +97,14 @@ def made(
 
     def drawn(k: int) -> tuple[Arrays, Arrays, Arrays | None]:
         inputs = given if given is not None else example_inputs(models.imported.model, sizes, seed + k)
-        own = models.own(inputs)
+        try:
+            own = models.own(inputs)
+        except ModelError as error:
+            if models.original is None or not sessions.lacks_kernel(error):
+                raise
+            exact = stated.run(inputs, models.seconds)
+            result.notes += [STAND_IN] if STAND_IN not in result.notes else []
+            return inputs, models.bare(inputs, optimize=False), exact
         try:
             return inputs, own, stated.run(inputs, models.seconds)
         except MirageError as error:
@@ -118,7 +126,7 @@ def made(
         return case
     except MirageError as error:
         if where != models.path.name or original is None:
-            refusal = refused(models, sizes, seed, given, error)
+            refusal = refused(models, sizes, seed, given, error, isinstance(error, Refused))
             if refusal is not None:
                 return refusal
         result.add("outputs", where, f"{who}: {error}")
@@ -127,10 +135,11 @@ def made(
 
 
 def refused(
-    models: Models, sizes: Mapping[str, int], seed: int, given: Arrays | None, error: MirageError
+    models: Models, sizes: Mapping[str, int], seed: int, given: Arrays | None, error: MirageError, stated: bool = False
 ) -> Refusal | None:
-    """Inputs that the original refused, where its error says so. Raises UsageError for inputs that somebody gave."""
-    if not str(error).startswith(sessions.FAILED) or any(text in str(error).lower() for text in NO_MEMORY):
+    """Inputs that the original refused, where its error says so, or where it is `stated`, the one of its float64 run. Raises
+    UsageError for inputs that somebody gave."""
+    if not (stated or str(error).startswith(sessions.FAILED)) or any(text in str(error).lower() for text in NO_MEMORY):
         return None
     if given is not None:
         raise UsageError(f"--inputs: the original refuses them: {error}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -27,9 +27,12 @@ FORMS = {
     "neighbours of a part, listed": CacheRows("f32", 4, 2, 16, turned=8, interleaved=True, listed=True),
     "packed, without angles": CacheRows("f32", 3, 1, 8, packed=True, lengths=2, whole=1),
     "packed": CacheRows("f32", 4, 4, 8, turned=8, packed=True, lengths=2),
-    "int8": CacheRows("f32", 4, 2, 16, turned=16, scales=1),
-    "int8 by channels": CacheRows("f16", 4, 2, 16, packed=True, scales=32),
+    "int8": CacheRows("f32", 4, 2, 16, turned=16, scales=1, stored="i8"),
+    "int8 by channels": CacheRows("f16", 4, 2, 16, packed=True, scales=32, stored="i8"),
+    "float8": CacheRows("f32", 4, 2, 16, turned=8, interleaved=True, scales=1, stored="e4m3"),
+    "float8 by channels": CacheRows("f16", 4, 2, 16, turned=16, packed=True, scales=32, stored="e4m3"),
     "float16": CacheRows("f16", 4, 2, 16, turned=16, packed=True),
+    "float8 as it is": CacheRows("f32", 1, 1, 16, scales=1, stored="e4m3"),
 }
 #: new positions, filled ones of each sequence with them, the whole length
 RUNS = {
@@ -41,6 +44,8 @@ RUNS = {
 }
 TABLE = 16
 _TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "i32": np.int32, "i64": np.int64}
+_TYPES["e4m3"] = ml_dtypes.float8_e4m3fn
+OPSET = 19  #: the first one with float8e4m3fn
 
 
 def model(rows: CacheRows) -> onnx.ModelProto:
@@ -59,9 +64,9 @@ def model(rows: CacheRows) -> onnx.ModelProto:
 
     node = helper.make_node(rows.op_type, [t.name for t in spec.inputs], [t.name for t in spec.outputs], domain=DOMAIN)
     graph = helper.make_graph([node], "g", values(spec.inputs), values(spec.outputs))
-    versions = [helper.make_opsetid(d, v) for d, v in (("", 18), (DOMAIN, 1), ("com.microsoft", 1))]
+    versions = [helper.make_opsetid(d, v) for d, v in (("", OPSET), (DOMAIN, 1), ("com.microsoft", 1))]
     return helper.make_model(
-        graph, functions=[ir.to_proto(rows_function(rows, 18))], opset_imports=versions, ir_version=9
+        graph, functions=[ir.to_proto(rows_function(rows, OPSET))], opset_imports=versions, ir_version=9
     )
 
 
@@ -74,7 +79,9 @@ def arrays(rows: CacheRows, new: int, ends: list[int], whole: int, room: int) ->
         dims = [d if isinstance(d, int) else sizes[str(d)] for d in t.dims]
         numbers = rng.standard_normal(dims)
         found[t.name] = (np.abs(numbers) / 50 + 0.01 if "scale" in t.name else numbers).astype(_TYPES[t.dtype.name])
-    for name in () if rows.scales else ("past_key", "past_value"):
+        if t.name == "key_scale":
+            found[t.name][1:2] = 0
+    for name in ("past_key", "past_value") if rows.cache.is_float else ():
         for row, end in enumerate(ends):
             found[name][row, :, max(end - new, 0) :] = np.nan
     found["lengths"] = (np.array(ends, np.int32) - 1).reshape(found["lengths"].shape)
@@ -86,7 +93,6 @@ def arrays(rows: CacheRows, new: int, ends: list[int], whole: int, room: int) ->
 
 def bound(session: Any, given: dict[str, NDArray[Any]], shared: bool) -> dict[str, NDArray[Any]]:
     """The results of a run; with `shared` its caches are written where they lie."""
-    import onnxruntime as ort
 
     if not shared:
         return dict(sessions.run(session, given))
@@ -95,7 +101,7 @@ def bound(session: Any, given: dict[str, NDArray[Any]], shared: bool) -> dict[st
         if not name.startswith("past"):
             binding.bind_cpu_input(name, a)
     for name, a in caches.items():
-        value = ort.OrtValue.ortvalue_from_numpy(a)  # of the same memory
+        value = sessions.to_ort(a)  # of the same memory
         binding.bind_ortvalue_input(f"past_{name}", value)
         binding.bind_ortvalue_output(f"present_{name}", value)
     others = [o.name for o in session.get_outputs() if not o.name.startswith("present")]
@@ -121,10 +127,11 @@ def test_the_kernel_says_what_its_function_says(form: str, library: Path) -> Non
     rows = FORMS[form]
     told = model(rows).SerializeToString()
     ours, theirs = sessions.session(told, library=library), sessions.session(told)
-    close = partial(
-        np.testing.assert_allclose,
-        **({"rtol": 1e-6, "atol": 1e-6} if rows.dtype == "f32" else {"rtol": 2e-3, "atol": 2e-3}),
-    )
+    near = {"rtol": 1e-6, "atol": 1e-6} if rows.dtype == "f32" else {"rtol": 2e-3, "atol": 2e-3}
+
+    def close(a: NDArray[Any], b: NDArray[Any]) -> None:
+        np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), **near)
+
     for new, ends, whole in RUNS.values():
         for room, shared in ((max(whole - new, 0), False), (whole + 3, False), (whole + 3, True)):
             given = arrays(rows, new, ends, whole, room)
@@ -139,9 +146,27 @@ def test_the_kernel_says_what_its_function_says(form: str, library: Path) -> Non
                     close(own[name][row, :, :last], wanted[name][row, :, :last])
                     if shared:  # nothing is written behind the new rows
                         past = given[name.replace("present", "past")][row, :, last:]
-                        np.testing.assert_array_equal(own[name][row, :, last:], past)
+                        assert own[name][row, :, last:].tobytes() == past.tobytes()
                     else:
                         assert (own[name][row, :, last:] == 0).all()
+
+
+def test_numbers_of_float8_are_the_nearest(library: Path) -> None:
+    """All of them, what lies between two, a little beside that, and beyond the largest one."""
+    rows = FORMS["float8 as it is"]
+    session = sessions.session(model(rows).SerializeToString(), library=library)
+    own = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    between = (own[1:] + own[:-1]) / 2
+    beside = [np.nextafter(between, np.float32(end)) for end in (0, np.inf)]
+    numbers = np.concatenate([own, between, *beside, np.float32([449, 464, 465, 1e9, np.inf, 1e-30])])
+    numbers = np.concatenate([numbers, -numbers, np.float32([np.nan])])
+    numbers = np.resize(numbers, -(-numbers.size // 16) * 16).reshape(1, -1, 16)
+    given = arrays(rows, numbers.shape[1], [numbers.shape[1]], numbers.shape[1], 0)
+    given |= {"key": numbers, "value": -numbers, "key_scale": np.float32([1]), "value_scale": np.float32([0.5])}
+    found = dict(sessions.run(session, given))
+    for name, x in (("present_key", numbers), ("present_value", -2 * numbers)):
+        wanted = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+        np.testing.assert_array_equal(found[name][0].astype(np.float32), wanted.astype(np.float32))
 
 
 def test_lengths_that_no_cache_has_room_for_write_nothing_else(library: Path) -> None:
@@ -160,13 +185,17 @@ def test_a_name_tells_all() -> None:
     assert named(FORMS["plain"].op_type.replace("i0", "i2")) is None
     assert named(replace(FORMS["plain"], size=12).op_type) is None
     assert "heads of 12" in replace(FORMS["plain"], size=12).problem
-    assert "heads of 8" in replace(FORMS["packed"], scales=1).problem
-    assert "7 scales of 32" in replace(FORMS["plain"], scales=7).problem
+    assert "heads of 8" in replace(FORMS["packed"], scales=1, stored="i8").problem
+    assert "7 scales of 32" in replace(FORMS["plain"], scales=7, stored="i8").problem
+    assert replace(FORMS["plain"], scales=1).problem and replace(FORMS["plain"], stored="i8").problem
 
 
 @pytest.mark.nvcc
 def test_it_compiles_for_gpus(tmp_path: Path, with_nvcc: Toolchain) -> None:
-    several = [FORMS["float16"], FORMS["int8 by channels"], CacheRows("bf16", 8, 2, 128, 64, True, False, True, 2, 1)]
+    several = [
+        *(FORMS[name] for name in ("float16", "int8 by channels", "float8 by channels")),
+        CacheRows("bf16", 8, 2, 128, 64, True, False, True, 2, 1),
+    ]
     specs, sources = (
         [cache_rows.spec(r, cuda=True) for r in several],
         {r.id: cache_rows.source(r, True) for r in several},

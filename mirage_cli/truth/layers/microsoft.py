@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from mirage_cli.errors import Refused
 from mirage_cli.truth.calls.call import Call, meaning
-from mirage_cli.truth.calls.values import Array, Tensor, Value
+from mirage_cli.truth.calls.values import Array, Tensor, Value, rounded
 from mirage_cli.truth.layers.attention import (
     capped,
     frontier,
@@ -26,6 +26,7 @@ from mirage_cli.truth.layers.normalization import root_mean_square
 from mirage_cli.truth.operators.linear import matmul
 
 DOMAIN = "com.microsoft"
+_CACHES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)  #: element types of quantized caches
 
 
 def _scale(call: Call, size: int) -> float:
@@ -172,8 +173,10 @@ def _group_query_attention(call: Call) -> Sequence[Value]:
     if slots:
         past_keys, past_values = (_at_places(call, x, before, whole) for x in (past_keys, past_values))
     room = max(whole, past_keys.shape[2])
+    if (before + length > room).any():
+        raise Refused(f"sequences of {totals.max()} positions in caches of {room}")
     scales = [_scale_of_cache(call, name, i) for name, i in (("k_quant_type", 12), ("v_quant_type", 13))]
-    k, v = (x if s is None else np.clip(np.rint(x / s), -128, 127) for x, s in zip((k, v), scales, strict=True))
+    k, v = (x if s is None else _in_units(call, x, s) for x, s in zip((k, v), scales, strict=True))
     keys, values = _present(past_keys, k, before, room), _present(past_values, v, before, room)
     read_k, read_v = ((x if s is None else x * s)[:, :, :whole] for x, s in zip((keys, values), scales, strict=True))
     y, total = _grouped_attention(call, q, read_k, read_v, before, totals)
@@ -209,14 +212,22 @@ def _most_recent(call: Call, every: Array, totals: Array, slots: int) -> Array:
 
 
 def _scale_of_cache(call: Call, name: str, index: int) -> Array | None:
-    """What the numbers of a cache of int8 are multiples of, (1, heads, 1, size) or one; None for a cache of floats."""
+    """What the numbers of a quantized cache are multiples of, (1, heads, 1, size) or one; None for others."""
     kind = call.text(name, "NONE")
     if kind == "NONE":
         return None
-    if not call.given(3) or call.tensor(3).type != TensorProto.INT8 or call.integer("kv_cache_bit_width", 8) != 8:
-        raise Refused("a quantized past of another type than int8")
+    if not call.given(3) or call.tensor(3).type not in _CACHES or call.integer("kv_cache_bit_width", 8) != 8:
+        raise Refused("a quantized past of another type than int8 and float8e4m3fn")
     scale = call.array(index).astype(np.float64)
     return scale.reshape(1, call.integer("kv_num_heads"), 1, -1) if kind == "PER_CHANNEL" else scale.reshape(())
+
+
+def _in_units(call: Call, x: Array, scale: Array) -> Array:
+    """New rows as a cache holds them, the nearest numbers of its type; of a scale of 0 everything is 0."""
+    steps = np.divide(x, scale, out=np.zeros_like(x), where=scale != 0)
+    if call.tensor(3).type == TensorProto.INT8:
+        return np.clip(np.rint(steps), -128, 127)
+    return rounded(steps, TensorProto.FLOAT8E4M3FN, saturate=True)
 
 
 def _grouped(call: Call, count: int, shared: int) -> tuple[Array, Array, Array]:

@@ -6,12 +6,27 @@
 #ifndef MIRAGE_CACHE_ROWS_H
 #define MIRAGE_CACHE_ROWS_H
 
+#include <cstring>
+
 #include "mirage/entry.h"
 
 namespace mirage {
 inline namespace MIRAGE_ISA {
 
-// T: element, C: element of the caches, T or int8_t, whose scales are one or one for each of the CHANNELS; SIZE numbers of a head, the first TURNED of which are turned (0: none), as neighbours (INTERLEAVED) or halves;
+// A number as caches with scales hold it: the nearest one, even of two, within the range; of an int8 NaN is the least.
+MIRAGE_DEVICE void store(int8_t* to, int64_t i, float x) {
+    to[i] = static_cast<int8_t>(fminf(fmaxf(rintf(x), -128.0f), 127.0f));
+}
+MIRAGE_DEVICE void store(e4m3* to, int64_t i, float x) {
+    const float size = fminf(fabsf(x), 448.0f);
+    uint32_t bits, sign;
+    memcpy(&bits, &size, 4), memcpy(&sign, &x, 4);
+    const uint32_t normal = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - 0x3c0u;
+    const uint32_t body = x != x ? 0x7fu : size < 0x1p-6f ? static_cast<uint32_t>(rintf(size * 512.0f)) : normal;
+    to[i].bits = static_cast<uint8_t>(body | (sign >> 24 & 0x80u));
+}
+
+// T: element, C: element of the caches, T or another one, whose scales are one or one for each of the CHANNELS; SIZE numbers of a head, the first TURNED of which are turned (0: none), as neighbours (INTERLEAVED) or halves;
 // PACKED: queries, keys and values in one tensor; LISTED: positions are listed and not counted from what is filled.
 template <class T_, class C_, int HEADS_, int SHARED_, int SIZE_, int TURNED_, bool INTERLEAVED, bool PACKED, bool LISTED, bool CHANNELS>
 struct CacheRows {
@@ -84,11 +99,11 @@ struct CacheRows {
         return r;
     }
 
-    // Puts a number of type T where a row goes, in whole multiples of its scale if the cache has whole numbers.
+    // Puts a number of type T where a row goes, as a multiple of its scale if the cache has such.
     MIRAGE_DEVICE static void number(const Row& r, int i, T x) {
         if (r.query != nullptr) r.query[i] = x;
         else if constexpr (sizeof(C) > 1) r.cache[i] = x;
-        else r.cache[i] = static_cast<int8_t>(fminf(fmaxf(rintf(to_float(x) / r.scale[CHANNELS ? i : 0]), -128.0f), 127.0f));
+        else store(r.cache, i, r.scale[CHANNELS ? i : 0] == 0.0f ? 0.0f : to_float(x) / r.scale[CHANNELS ? i : 0]);
     }
 
     MIRAGE_DEVICE void pair(const Row& r, int j) const {

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -38,19 +39,26 @@ FORMS = {
     "packed norms": "qk_norm_epsilon = 0.1, k_norm_epsilon = 0.7",
     "int8": WHOLE.format("PER_TENSOR"),
     "int8 by channels": "do_rotary = 1, " + WHOLE.format("PER_CHANNEL"),
+    "float8": WHOLE.format("PER_TENSOR"),
+    "float8 by channels": "do_rotary = 1, local_window_size = 3, " + WHOLE.format("PER_CHANNEL"),
     "everything": "do_rotary = 1, scale = 0.4, softcap = 1.5, local_window_size = 40, " + WHOLE.format("PER_CHANNEL"),
 }
 BIASES = {"bias": (1, 1), "bias of heads": ("b", HEADS), "everything": (1, HEADS)}
-PACKED = ("packed", "packed norms", "int8 by channels", "everything")
-INT8 = ("int8", "int8 by channels", "everything")
-NORMS = ("norms", "packed norms")  #: which onnxruntime's CPU has not
+PACKED = ("packed", "packed norms", "int8 by channels", "float8 by channels", "everything")
+#: element types of caches that have scales
+STORED = dict.fromkeys(("int8", "int8 by channels", "everything"), "int8")
+STORED |= dict.fromkeys(("float8", "float8 by channels"), "float8e4m3fn")
+NORMS = ("norms", "packed norms")
+#: which onnxruntime's CPU has not: they are judged by float64
+BY_TRUTH = (*NORMS, *(form for form, kind in STORED.items() if kind == "float8e4m3fn"))
+NUMPY: dict[str, Any] = {"int8": np.int8, "float8e4m3fn": ml_dtypes.float8_e4m3fn}
 #: the operator's other inputs: which forms have them
 OTHERS = {
     "at": ("at given places",),
     "bias": BIASES,
     "sink": ("sink", "everything"),
-    "ks": INT8,
-    "vs": INT8,
+    "ks": STORED,
+    "vs": STORED,
     "gq": NORMS,
     "gk": NORMS,
 }
@@ -66,7 +74,8 @@ def model(form: str, layers: int = 1, sizes: tuple[str, str, str] = ("s", "p", "
     attributes = ", ".join(filter(None, [f"num_heads = {HEADS}, kv_num_heads = {SHARED}", told]))
     packed, tables = form in PACKED, ("cos", "sin") if "do_rotary" in told else ("", "")
     wide = HEADS + 2 * SHARED if packed else HEADS
-    cache = f"{'int8' if form in INT8 else 'float'}[b,{SHARED}"
+    cache = f"{STORED.get(form, 'float')}[b,{SHARED}"
+    opset = 19 if cache.startswith("float8") else 18
     types = {"q": f"float[b,{new},{wide * SIZE}]"} | dict.fromkeys(
         () if packed else "kv", f"float[b,{new},{SHARED * SIZE}]"
     )
@@ -80,7 +89,7 @@ def model(form: str, layers: int = 1, sizes: tuple[str, str, str] = ("s", "p", "
         kind = f"com.microsoft.GroupQueryAttention <{attributes}>"
         nodes.append(f"y{n}, nk{n}, nv{n} = {kind} ({', '.join(named).rstrip(', ')})")
         outputs += [f"float[b,{new},{HEADS * SIZE}] y{n}", *(f"{cache},{present},{SIZE}] n{c}{n}" for c in "kv")]
-    text = f"""<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+    text = f"""<ir_version: 9, opset_import: ["" : {opset}, "com.microsoft" : 1]>
     g ({", ".join(f"{kind} {name}" for name, kind in types.items())}) => ({", ".join(outputs)}) {{
         {" ".join(nodes)}
     }}"""
@@ -101,8 +110,8 @@ def inputs(form: str, new: int, lengths: list[int], total: int, room: int) -> di
     }
     for k, name in enumerate(("pk", "pv")):
         arrays[name] = noise(batch, SHARED, room, SIZE) * (k + 1)
-        if form in INT8:
-            arrays[name] = np.clip(arrays[name] * 50, -128, 127).astype(np.int8)
+        if form in STORED:
+            arrays[name] = np.clip(arrays[name] * 50, -128, 127).astype(NUMPY[STORED[form]])
             continue
         for row, length in enumerate(lengths):
             arrays[name][row, :, max(length - new, 0) :] = np.nan
@@ -124,7 +133,7 @@ def test_it_is_taken_apart_to_the_same(form: str, run: str) -> None:
     imported = read(before)
     assert not any(n.op_type == "GroupQueryAttention" for n in imported.model.graph)
     ours = sessions.session(ir.to_proto(imported.model).SerializeToString())
-    theirs = before if form in NORMS else sessions.session(before.SerializeToString())
+    theirs = before if form in BY_TRUTH else sessions.session(before.SerializeToString())
     for shared in (False, True):
         same(form, (ours, theirs), RUNS[run], shared)
 
@@ -155,17 +164,22 @@ def test_other_caches_stay(form: str, name: str, value: int) -> None:
     assert any(n.op_type == "GroupQueryAttention" for n in read(before).model.graph)
 
 
-def test_its_kernel_says_the_same(cache: Path, tmp_path: Path) -> None:
-    form = "everything"
-    onnx.save(model(form), tmp_path / "model.onnx")
+@pytest.mark.parametrize("form", ["everything", "float8 by channels"])
+def test_its_kernel_says_the_same(form: str, cache: Path, tmp_path: Path) -> None:
+    onnx.save(before := model(form), tmp_path / "model.onnx")
     out = tmp_path / "out"
     report = mi.optimize(tmp_path / "model.onnx", out, target="cpu", force=True, jobs=1, cache=str(cache))
     assert [f.name for f in report.replaced] == ["attention"]
-    both = sessions.session(str(out / MODEL), library=out / LIBRARY), sessions.session(str(tmp_path / "model.onnx"))
+    theirs = before if form in BY_TRUTH else sessions.session(before.SerializeToString())
+    both = sessions.session(str(out / MODEL), library=out / LIBRARY), theirs
     for run in (*RUNS.values(), *LONG):
         for shared in (False, True):
             same(form, both, run, shared)
-    assert mi.verify(out).passed
+    np.savez(tmp_path / "inputs.npz", **inputs(form, *RUNS["step"], RUNS["step"][2] - 1))
+    verified = mi.verify(out, inputs=str(tmp_path / "inputs.npz"))
+    assert verified.passed
+    assert sum("against float64" in f.text for f in verified.findings if f.check == "outputs") == 2 * 3
+    assert any("stand in" in note for note in verified.notes) == (form in BY_TRUTH)
 
 
 def same(form: str, both: tuple[Any, Any], run: tuple[int, list[int], int], shared: bool) -> None:
@@ -178,8 +192,11 @@ def same(form: str, both: tuple[Any, Any], run: tuple[int, list[int], int], shar
         np.testing.assert_allclose(own["y"][row, :length], wanted["y"][row, :length], rtol=1e-4, atol=1e-5)
         for name in ("nk", "nv"):
             caches = own[name][row, :, :length], wanted[name][row, :, :length]
-            near = {"atol": 1} if form in INT8 else {"atol": 1e-6, "rtol": 1e-5}  # a quotient may be near a half
-            np.testing.assert_allclose(*(x.astype(np.float64) for x in caches), **near)
+            if form not in STORED:
+                np.testing.assert_allclose(*caches, atol=1e-6, rtol=1e-5)
+                continue
+            steps = np.abs(np.subtract(*(x.astype(NUMPY[STORED[form]]).view(np.int8).astype(int) for x in caches)))
+            assert steps.max() <= 1 and (steps > 0).mean() < 0.01  # a quotient may be near a half
 
 
 def results(session: Any, arrays: dict[str, NDArray[Any]], shared: bool) -> dict[str, NDArray[Any]]:
@@ -191,7 +208,6 @@ def results(session: Any, arrays: dict[str, NDArray[Any]], shared: bool) -> dict
 
 def in_place(session: Any, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The results of a run whose caches are written where they lie."""
-    import onnxruntime as ort
 
     bound = session.io_binding()
     for name, a in arrays.items():
@@ -200,7 +216,7 @@ def in_place(session: Any, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray
     bound.bind_output("y", "cpu")
     caches = {f"n{name[1]}": arrays[name].copy() for name in ("pk", "pv")}
     for name, cache in caches.items():
-        value = ort.OrtValue.ortvalue_from_numpy(cache)  # of the same memory
+        value = sessions.to_ort(cache)  # of the same memory
         bound.bind_ortvalue_input(f"p{name[1]}", value)
         bound.bind_ortvalue_output(name, value)
     session.run_with_iobinding(bound)

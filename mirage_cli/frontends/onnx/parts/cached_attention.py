@@ -26,6 +26,8 @@ from mirage_cli.frontends.onnx.parts.splicing import END, INSIDE, OLDEST, Tensor
 _READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13})  #: inputs that are understood
 _INPUTS = 16
 _TYPES = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
+#: element types of caches with scales, and the opset whose Cast has them
+_STORED = {ir.DataType.INT8: ("i8", OLDEST), ir.DataType.FLOAT8E4M3FN: ("e4m3", 19)}
 
 
 def take_apart(model: ir.Model, opset: int) -> None:
@@ -33,7 +35,7 @@ def take_apart(model: ir.Model, opset: int) -> None:
     for node in list(model.graph):
         if node.domain == MICROSOFT and node.op_type == "GroupQueryAttention" and opset >= OLDEST:
             _norms_before(node)
-            layer = _layer(node)
+            layer = _layer(node, opset)
             if layer is not None:
                 layer.take_place(model, opset)
 
@@ -65,7 +67,7 @@ def _norms_before(node: ir.Node) -> None:
         node.replace_input_with(i, None)
 
 
-def _layer(node: ir.Node) -> _Layer | None:
+def _layer(node: ir.Node, opset: int) -> _Layer | None:
     """A node that can be taken apart; None for others, which are read as they are or stay: of known lengths, with a cache of
     int4 or of the window's size, scores as an output."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * (_INPUTS - len(node.inputs))]
@@ -86,14 +88,14 @@ def _layer(node: ir.Node) -> _Layer | None:
     fits = _dim(given[10], 0, 4) in (1, _dim(given[0], 0, 3)) and _dim(given[10], 1, 4) in (1, heads)
     if given[10] is not None and not fits:
         return None
-    rows = _rows(given, told, heads, shared, size)
+    rows = _rows(given, told, heads, shared, size, opset)
     longer = past + new if isinstance(past, int) and isinstance(new, int) else f"{past}+{new}"
     room = past if past == grown else longer
     return None if rows is None else _Layer(node, given, told, rows, room)
 
 
 def _rows(
-    given: Sequence[ir.Value | None], told: Mapping[str, Any], heads: int, shared: int, size: int
+    given: Sequence[ir.Value | None], told: Mapping[str, Any], heads: int, shared: int, size: int, opset: int
 ) -> CacheRows | None:
     """The operator of case 1; None where a library has none."""
     q, cos = given[0], given[7]
@@ -104,24 +106,30 @@ def _rows(
         return None
     turns = bool(half)
     kinds = (bool(told.get("rotary_interleaved", 0)) and turns, given[1] is None, given[9] is not None and turns)
-    scales = _scales(given, told)
-    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, lengths=ranks[0], whole=ranks[1], scales=scales or 0)
-    return None if scales is None or rows.problem else rows
+    scales = _scales(given, told, opset)
+    if scales is None:
+        return None
+    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, ranks[0], ranks[1], *scales)
+    return None if rows.problem else rows
 
 
-def _scales(given: Sequence[ir.Value | None], told: Mapping[str, Any]) -> int | None:
-    """How many scales each cache of int8 has, 0 for caches of the queries' type; None for other ones."""
+def _scales(given: Sequence[ir.Value | None], told: Mapping[str, Any], opset: int) -> tuple[int, str] | None:
+    """How many scales each cache has, and of which type its numbers are: none for caches of the queries' type; None for
+    other ones."""
     q, k, v = (given[i] for i in (0, 3, 4))
     kinds = {told.get(name, "NONE") for name in ("k_quant_type", "v_quant_type")}
     types = {x.dtype for x in (k, v) if x is not None}
     if kinds == {"NONE"}:
-        return 0 if q is not None and types == {q.dtype} else None
+        return (0, "") if q is not None and types == {q.dtype} else None
     shapes = [
         x.shape.numpy() if x is not None and x.shape is not None and x.shape.is_static() else None for x in given[12:14]
     ]
     counts = {None if s is None else math.prod(s) for s in shapes}
-    ours = types == {ir.DataType.INT8} and len(kinds) == 1 and told.get("kv_cache_bit_width", 8) == 8
-    return counts.pop() if ours and len(counts) == 1 else None
+    kind = types.pop() if len(types) == 1 else None
+    stored, oldest = ("", 0) if kind is None else _STORED.get(kind, ("", 0))
+    ours = stored and opset >= oldest and len(kinds) == 1 and told.get("kv_cache_bit_width", 8) == 8
+    count = counts.pop() if ours and len(counts) == 1 else None
+    return None if count is None else (count, stored)
 
 
 def _size(q: ir.Value | None, heads: int, packed: int) -> int:
@@ -170,7 +178,8 @@ class _Layer:
             return None
         assert bias.dtype is not None
         dims = (*(_dim(bias, i, 4) for i in range(3)), self.room)
-        return spliced(self.node, "bias", texts.PADDED, [bias, k], [(bias.dtype, dims)])[0]
+        text = texts.PADDED % {"cache_dims": texts.DIMS[self.rows.stored] % {"x": "cache"}}
+        return spliced(self.node, "bias", text, [bias, k], [(bias.dtype, dims)])[0]
 
     def numbers(self) -> dict[str, Any]:
         """Numbers that texts have."""
@@ -241,8 +250,7 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
     turns = (("turned", "query", rows.heads), ("turned_k", "k", rows.shared)) if rows.turned else ()
     query = "query" if rows.turned else "turned"
     parts = {"width": width, "shared_width": rows.shared * rows.size, "query": query}
-    caches = (texts.WHOLE, texts.IN_STEPS) if rows.scales else (texts.KEPT, texts.AS_THEY_ARE)
-    kept, new = ("\n    ".join(text % {"x": x} for x in "kv") for text in caches)
+    kept, new, present = ("\n    ".join(text % {"x": x} for x in "kv") for text in texts.CACHES[rows.stored])
     channels = f"{rows.shared}, {rows.size}" if rows.scales > 1 else "1"
     text = texts.ROWS % {
         "given": "packed" if rows.packed else "query, k, v",
@@ -250,8 +258,10 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
         "tables": (", cos, sin" if rows.turned else "")
         + (", listed" if rows.listed else "")
         + (", k_scale, v_scale" if rows.scales else ""),
-        "kept": kept,
-        "new": (texts.STEPS % {"scale_dims": channels} if rows.scales else "") + new,
+        "past_dims": texts.DIMS[rows.stored] % {"x": "past"},
+        "kept": (texts.STEPS % {"scale_dims": channels} if rows.scales else "") + kept,
+        "new": new,
+        "present": present,
         "turned": "turned, " if rows.writes_queries else "",
         "parts": texts.PACKED % parts if rows.packed else "",
         "rotary": "\n    ".join(texts.TURNED % {**turned, "y": y, "x": x, "heads": heads} for y, x, heads in turns),

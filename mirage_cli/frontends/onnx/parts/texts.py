@@ -35,7 +35,7 @@ ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spr
     h = Expand (number, dims)
     p = Expand (place, dims)
     index = Concat <axis = 3> (s, h, p)
-    past_dims = Shape (past_k)
+    %(past_dims)s
     room = Slice (past_dims, two, three)
     wide_whole = Cast <to = 7> (whole)
     wholes = Reshape (wide_whole, flat)
@@ -53,24 +53,52 @@ ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spr
     rows_k = Reshape (%(k)s, rows_dims)
     rows_v = Reshape (v, rows_dims)
     %(new)s
-    present_k = ScatterND (longer_k, index, new_k)
-    present_v = ScatterND (longer_v, index, new_v)
+    %(present)s
 }"""
 PACKED = """let sizes = [%(width)d, %(shared_width)d, %(shared_width)d]
     %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
-#: for each cache: what is filled, and new rows, of a float type and of int8
-KEPT = "kept_%(x)s = Where (kept, past_%(x)s, nothing)"
-WHOLE = "kept_%(x)s = Identity (past_%(x)s)"
-AS_THEY_ARE = "new_%(x)s = Identity (rows_%(x)s)"
-IN_STEPS = """wide_%(x)s = Cast <to = 1> (rows_%(x)s)
+_TOGETHER = "present_%(x)s = ScatterND (longer_%(x)s, index, new_%(x)s)"
+#: where numbers are multiples of scales; of a scale of 0 all are 0
+_FILLED = """wide_past_%(x)s = Cast <to = 1> (past_%(x)s)
+    wide_kept_%(x)s = Where (kept, wide_past_%(x)s, empty)
+    """
+_UNITS = """wide_%(x)s = Cast <to = 1> (rows_%(x)s)
     scale_%(x)s = Reshape (%(x)s_scale, scale_dims)
-    steps_%(x)s = Div (wide_%(x)s, scale_%(x)s)
-    near_%(x)s = Round (steps_%(x)s)
+    no_scale_%(x)s = Equal (scale_%(x)s, empty)
+    ratio_%(x)s = Div (wide_%(x)s, scale_%(x)s)
+    steps_%(x)s = Where (no_scale_%(x)s, empty, ratio_%(x)s)
+    """
+_WITHIN = """near_%(x)s = Round (steps_%(x)s)
     over_%(x)s = Max (near_%(x)s, least)
     within_%(x)s = Min (over_%(x)s, most)
-    new_%(x)s = Cast <to = 3> (within_%(x)s)"""
-#: constants of the last
+    """
+#: for each cache, by its element type: what is filled, new rows, and both in one; onnxruntime's ScatterND has no float8e4m3fn,
+#: to which Cast rounds, and saturates
+CACHES = {
+    "": ("kept_%(x)s = Where (kept, past_%(x)s, nothing)", "new_%(x)s = Identity (rows_%(x)s)", _TOGETHER),
+    "i8": (
+        _FILLED + "kept_%(x)s = Cast <to = 3> (wide_kept_%(x)s)",
+        _UNITS + _WITHIN + "new_%(x)s = Cast <to = 3> (within_%(x)s)",
+        _TOGETHER,
+    ),
+    "e4m3": (
+        _FILLED + "kept_%(x)s = Identity (wide_kept_%(x)s)",
+        _UNITS + "new_%(x)s = Identity (steps_%(x)s)",
+        "wide_" + _TOGETHER + "\n    present_%(x)s = Cast <to = 17> (wide_present_%(x)s)",
+    ),
+}
+#: the dimensions of a cache; onnxruntime's Shape has no float8e4m3fn, and it takes a Cast in front of one away
+_DIMS = "%(x)s_dims = Shape (%(x)s_k)"
+DIMS = {
+    "": _DIMS,
+    "i8": _DIMS,
+    "e4m3": """wide_%(x)s = Cast <to = 1> (%(x)s_k)
+    as_large_as_%(x)s = Neg (wide_%(x)s)
+    %(x)s_dims = Shape (as_large_as_%(x)s)""",
+}
+#: constants of caches with scales
 STEPS = """let scale_dims = [%(scale_dims)s]
+    empty = Constant <value = float {0.0}> ()
     least = Constant <value = float {-128.0}> ()
     most = Constant <value = float {127.0}> ()
     """
@@ -95,7 +123,7 @@ ATTENTION = """(q, stored_k, stored_v, before, last, head_sink, bias, k_scale, v
     %(read)s
     grouped = Reshape (q, apart)
     own = Transpose <perm = [0, 2, 3, 1, 4]> (grouped)
-    cache_dims = Shape (stored_k)
+    cache_dims = Shape (k)
     counted = Slice (cache_dims, two, third)
     room = Squeeze (counted)
     keys = Range (zero, room, unit)
@@ -133,9 +161,9 @@ FLAT = """(k_scale, v_scale) => (flat_k, flat_v) {
     flat_v = Reshape (v_scale, flat)
 }"""
 #: a bias for as many keys as the present caches have room for; what is added to the others is hidden
-PADDED = """(bias, k) => (padded) {
+PADDED = """(bias, cache_k) => (padded) {
     let two = [2], three = [3], four = [4], zeros = [0, 0, 0, 0, 0, 0, 0]
-    cache_dims = Shape (k)
+    %(cache_dims)s
     room = Slice (cache_dims, two, three)
     bias_dims = Shape (bias)
     given = Slice (bias_dims, three, four)
@@ -149,7 +177,7 @@ CAPPED = """let cap = %(cap)r
     bent = Tanh (share)
     capped = Mul (bent, cap)"""
 UNCAPPED = "capped = Identity (raw)"
-#: keys and values of caches of floats and of int8
+#: keys and values of caches of floats and of those with scales
 FLOATS = """k = Identity (stored_k)
     v = Identity (stored_v)"""
 SCALED = """let channels = [%(channels)s]
