@@ -5,7 +5,7 @@ from __future__ import annotations
 from mirage_cli.backends.spec import KernelSource, OperatorSpec, Room, TensorSpec
 from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import BY_NAME, F32, I32, I64
+from mirage_cli.lax.dtypes import BY_NAME, F32, I32, I64, U8
 
 _SYMBOLS = ("batch", "new", "past", "room", "table")
 
@@ -13,12 +13,14 @@ _SYMBOLS = ("batch", "new", "past", "room", "table")
 def spec(rows: CacheRows, cuda: bool) -> OperatorSpec:
     """Its tensors: the present caches have room for the whole length, and for what the past ones hold."""
     batch, new, past, room, table = map(ex.symbol, _SYMBOLS)
-    kind, cache, integer, index, wide = BY_NAME[rows.dtype], rows.cache, I32, I64, F32
+    kind, integer, index, wide = BY_NAME[rows.dtype], I32, I64, F32
+    per_byte = rows.cache.per_byte
+    cache, row = (rows.cache, rows.size) if per_byte == 1 else (U8, rows.size // per_byte)
     widths = (rows.heads * rows.size, rows.shared * rows.size)
     apart = (("query", widths[0]), ("key", widths[1]), ("value", widths[1]))
     own = (("packed", widths[0] + 2 * widths[1]),) if rows.packed else apart
     inputs = [TensorSpec(name, kind, (batch, new, width)) for name, width in own]
-    inputs += [TensorSpec(f"past_{n}", cache, (batch, rows.shared, past, rows.size)) for n in ("key", "value")]
+    inputs += [TensorSpec(f"past_{n}", cache, (batch, rows.shared, past, row)) for n in ("key", "value")]
     inputs += [TensorSpec("lengths", integer, (batch, *[1] * (rows.lengths - 1)))]
     inputs += [TensorSpec("whole", integer, (1,) * rows.whole)]
     whole = len(inputs) - 1
@@ -29,7 +31,7 @@ def spec(rows: CacheRows, cuda: bool) -> OperatorSpec:
     if rows.scales:
         inputs += [TensorSpec(f"{n}_scale", wide, (rows.scales,)) for n in ("key", "value")]
     outputs = [TensorSpec("turned", kind, (batch, new, widths[0]))] if rows.writes_queries else []
-    outputs += [TensorSpec(f"present_{n}", cache, (batch, rows.shared, room, rows.size)) for n in ("key", "value")]
+    outputs += [TensorSpec(f"present_{n}", cache, (batch, rows.shared, room, row)) for n in ("key", "value")]
     outputs += [TensorSpec(n, index, (batch,)) for n in ("before", "last")]
     symbols = _SYMBOLS if rows.turned else _SYMBOLS[:-1]
     return OperatorSpec(

@@ -13,8 +13,8 @@ from mirage_cli.lax.dtypes import BY_NAME, DType
 DOMAIN = "mirage"  #: of operators that a library of ours has
 UNIT = 8  #: heads have multiples of so many numbers
 CHUNK = 16  #: and of caches with scales multiples of so many bytes
-#: element types of caches whose numbers are multiples of scales, and what templates call them
-SCALED = {"i8": "int8_t", "e4m3": "e4m3"}
+#: element types of caches (u4: of a number + 8) whose numbers are multiples of scales, and what templates call them
+SCALED = {"i8": "int8_t", "e4m3": "e4m3", "u4": "Nibbles"}
 _NAME = "cache_rows_"
 _TYPES = {"f16": ("half", "__half"), "bf16": ("bfloat", "__nv_bfloat16"), "f32": ("float", "float")}
 _LETTERS = "hkdtipln"
@@ -50,7 +50,7 @@ class CacheRows:
         if self.scales not in (0, 1, self.shared * self.size) or (self.stored in SCALED) != bool(self.scales):
             return f"{self.scales} scales of {self.shared * self.size} channels of {self.stored or self.dtype}"
         unit = 8 * CHUNK // self.cache.bits if self.scales else UNIT
-        if self.size % unit or self.turned % 2 or not 0 <= self.turned <= self.size:
+        if self.size % unit or self.turned % (2 * self.cache.per_byte) or not 0 <= self.turned <= self.size:
             return f"heads of {self.size} numbers, of which {self.turned} are turned"
         return ""
 

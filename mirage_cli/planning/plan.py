@@ -262,7 +262,7 @@ def _not_planned(program: Program) -> str:
     empty = [a.name for a in program.axes if a.extent == 0]
     if empty:
         return f"axis {empty[0]} has extent 0: there is nothing to compute"
-    if given := [s for s in program.sources if s.dtype.per_byte > 1 and not s.constant]:
+    if given := [s for s in program.sources if s.dtype.per_byte > 1 and not s.constant and not s.packed]:
         return (
             f"{given[0].name} has numbers of {given[0].dtype.bits} bits that the model does not hold: only weights do"
         )

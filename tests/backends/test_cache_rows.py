@@ -31,6 +31,10 @@ FORMS = {
     "int8 by channels": CacheRows("f16", 4, 2, 16, packed=True, scales=32, stored="i8"),
     "float8": CacheRows("f32", 4, 2, 16, turned=8, interleaved=True, scales=1, stored="e4m3"),
     "float8 by channels": CacheRows("f16", 4, 2, 16, turned=16, packed=True, scales=32, stored="e4m3"),
+    "int4": CacheRows("f32", 4, 2, 32, turned=16, scales=1, stored="u4"),
+    "int4 by channels": CacheRows("f16", 4, 2, 32, turned=32, packed=True, scales=64, stored="u4"),
+    "int4, neighbours": CacheRows("f32", 4, 2, 32, turned=8, interleaved=True, scales=64, stored="u4"),
+    "int4 as it is": CacheRows("f32", 4, 2, 32, scales=1, stored="u4"),
     "float16": CacheRows("f16", 4, 2, 16, turned=16, packed=True),
     "float8 as it is": CacheRows("f32", 1, 1, 16, scales=1, stored="e4m3"),
 }
@@ -43,7 +47,14 @@ RUNS = {
     "none": (2, [0], 2),
 }
 TABLE = 16
-_TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "i8": np.int8, "i32": np.int32, "i64": np.int64}
+_TYPES: dict[str, Any] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "i32": np.int32,
+    "i64": np.int64,
+}
 _TYPES["e4m3"] = ml_dtypes.float8_e4m3fn
 OPSET = 19  #: the first one with float8e4m3fn
 
@@ -78,7 +89,9 @@ def arrays(rows: CacheRows, new: int, ends: list[int], whole: int, room: int) ->
     for t in cache_rows.spec(rows, cuda=False).inputs:
         dims = [d if isinstance(d, int) else sizes[str(d)] for d in t.dims]
         numbers = rng.standard_normal(dims)
-        found[t.name] = (np.abs(numbers) / 50 + 0.01 if "scale" in t.name else numbers).astype(_TYPES[t.dtype.name])
+        numbers = np.abs(numbers) / 50 + 0.01 if "scale" in t.name else numbers
+        numbers = rng.integers(0, 256, dims) if t.dtype.name == "u8" else numbers
+        found[t.name] = numbers.astype(_TYPES[t.dtype.name])
         if t.name == "key_scale":
             found[t.name][1:2] = 0
     for name in ("past_key", "past_value") if rows.cache.is_float else ():
@@ -193,7 +206,7 @@ def test_a_name_tells_all() -> None:
 @pytest.mark.nvcc
 def test_it_compiles_for_gpus(tmp_path: Path, with_nvcc: Toolchain) -> None:
     several = [
-        *(FORMS[name] for name in ("float16", "int8 by channels", "float8 by channels")),
+        *(FORMS[name] for name in ("float16", "int8 by channels", "int4 by channels", "float8 by channels")),
         CacheRows("bf16", 8, 2, 128, 64, True, False, True, 2, 1),
     ]
     specs, sources = (

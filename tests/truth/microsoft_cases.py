@@ -182,12 +182,13 @@ def grouped() -> list[Case]:
                 2 * scale,
                 k_quant_type=kind,
                 v_quant_type=kind,
-                kv_cache_bit_width=8,
+                kv_cache_bit_width=bits,
                 **own,
             )
             for kind, scale in (("PER_TENSOR", pos(1) / 50), ("PER_CHANNEL", pos(1, 2, 1, 16) / 50))
             for new, behind in ((first[:3], ends), (later[:3], more))
-            for whole in [[n(99, 2, 2, behind[1] - new[0].shape[1], 16, dtype=np.int8)] * 2]
+            for bits, most, row, stored in ((8, 99, 16, np.int8), (4, 256, 8, np.uint8))
+            for whole in [[n(most, 2, 2, behind[1] - new[0].shape[1], row, dtype=stored)] * 2]
         ),
         microsoft("RotaryEmbedding", f(2, 4, 24), n(9, 2, 4), f(10, 4), f(10, 4)),
         microsoft("RotaryEmbedding", f(2, 4, 24), i(3), f(10, 4), f(10, 4), interleaved=1),

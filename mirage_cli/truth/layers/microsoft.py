@@ -26,7 +26,8 @@ from mirage_cli.truth.layers.normalization import root_mean_square
 from mirage_cli.truth.operators.linear import matmul
 
 DOMAIN = "com.microsoft"
-_CACHES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)  #: element types of quantized caches
+#: element types of quantized caches and bits of a number: of 4 bits it is the number + 8, two a byte, the first one low
+_CACHES = ((TensorProto.INT8, 8), (TensorProto.FLOAT8E4M3FN, 8), (TensorProto.UINT8, 4))
 
 
 def _scale(call: Call, size: int) -> float:
@@ -178,7 +179,9 @@ def _group_query_attention(call: Call) -> Sequence[Value]:
     scales = [_scale_of_cache(call, name, i) for name, i in (("k_quant_type", 12), ("v_quant_type", 13))]
     k, v = (x if s is None else _in_units(call, x, s) for x, s in zip((k, v), scales, strict=True))
     keys, values = _present(past_keys, k, before, room), _present(past_values, v, before, room)
-    read_k, read_v = ((x if s is None else x * s)[:, :, :whole] for x, s in zip((keys, values), scales, strict=True))
+    read_k, read_v = (
+        (x if s is None else _numbers(call, x) * s)[:, :, :whole] for x, s in zip((keys, values), scales, strict=True)
+    )
     y, total = _grouped_attention(call, q, read_k, read_v, before, totals)
     if slots:
         keys, values = (_most_recent(call, x, totals, slots) for x in (keys, values))
@@ -216,8 +219,8 @@ def _scale_of_cache(call: Call, name: str, index: int) -> Array | None:
     kind = call.text(name, "NONE")
     if kind == "NONE":
         return None
-    if not call.given(3) or call.tensor(3).type not in _CACHES or call.integer("kv_cache_bit_width", 8) != 8:
-        raise Refused("a quantized past of another type than int8 and float8e4m3fn")
+    if not call.given(3) or (call.tensor(3).type, call.integer("kv_cache_bit_width", 8)) not in _CACHES:
+        raise Refused("a quantized past of another type than int8, int4 and float8e4m3fn")
     scale = call.array(index).astype(np.float64)
     return scale.reshape(1, call.integer("kv_num_heads"), 1, -1) if kind == "PER_CHANNEL" else scale.reshape(())
 
@@ -227,7 +230,17 @@ def _in_units(call: Call, x: Array, scale: Array) -> Array:
     steps = np.divide(x, scale, out=np.zeros_like(x), where=scale != 0)
     if call.tensor(3).type == TensorProto.INT8:
         return np.clip(np.rint(steps), -128, 127)
+    if call.tensor(3).type == TensorProto.UINT8:
+        number = np.clip(np.rint(steps), -8, 7) + 8
+        return np.asarray(number[..., ::2] + 16 * number[..., 1::2])
     return rounded(steps, TensorProto.FLOAT8E4M3FN, saturate=True)
+
+
+def _numbers(call: Call, stored: Array) -> Array:
+    """The numbers that a quantized cache holds."""
+    if call.tensor(3).type != TensorProto.UINT8:
+        return stored
+    return np.stack([stored % 16, stored // 16], -1).reshape(*stored.shape[:-1], -1) - 8
 
 
 def _grouped(call: Call, count: int, shared: int) -> tuple[Array, Array, Array]:

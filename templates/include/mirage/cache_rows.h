@@ -26,13 +26,30 @@ MIRAGE_DEVICE void store(e4m3* to, int64_t i, float x) {
     to[i].bits = static_cast<uint8_t>(body | (sign >> 24 & 0x80u));
 }
 
+// Two whole numbers of 4 bits + 8, the first one in the low bits; of NaN the least.
+struct Nibbles {
+    uint8_t bits;
+};
+MIRAGE_DEVICE uint8_t nibble(float x) { return static_cast<uint8_t>(fminf(fmaxf(rintf(x), -8.0f), 7.0f) + 8.0f); }
+MIRAGE_DEVICE void store(Nibbles* to, int64_t i, float x, float y) { to[i / 2].bits = static_cast<uint8_t>(nibble(x) | nibble(y) << 4); }
+
+template <class C>
+struct PerElement {
+    static constexpr int NUMBERS = 1;
+};
+template <>
+struct PerElement<Nibbles> {
+    static constexpr int NUMBERS = 2;
+};
+
 // T: element, C: element of the caches, T or another one, whose scales are one or one for each of the CHANNELS; SIZE numbers of a head, the first TURNED of which are turned (0: none), as neighbours (INTERLEAVED) or halves;
 // PACKED: queries, keys and values in one tensor; LISTED: positions are listed and not counted from what is filled.
 template <class T_, class C_, int HEADS_, int SHARED_, int SIZE_, int TURNED_, bool INTERLEAVED, bool PACKED, bool LISTED, bool CHANNELS>
 struct CacheRows {
     using T = T_;
     using C = C_;
-    static constexpr int HEADS = HEADS_, SHARED = SHARED_, SIZE = SIZE_, TURNED = TURNED_, PAIRS = SIZE / 2;
+    static constexpr int HEADS = HEADS_, SHARED = SHARED_, SIZE = SIZE_, TURNED = TURNED_;
+    static constexpr int PER = PerElement<C>::NUMBERS, PAIRS = SIZE / 2 / PER, BYTES = SIZE / PER * int(sizeof(C));
     static constexpr int QUERIES = PACKED || TURNED > 0 ? HEADS : 0;  // that are written
     static constexpr int ROWS = QUERIES + 2 * SHARED;                  // of a new position
     const T* given[3];
@@ -90,7 +107,7 @@ struct CacheRows {
                         : given[part] + (token * (part == 0 ? HEADS : SHARED) + own) * SIZE,
                  nullptr, nullptr, nullptr, -1};
         if (part == 0) r.query = turned + (token * HEADS + own) * SIZE;
-        else if (place < room) r.cache = present[part - 1] + ((b * SHARED + own) * room + place) * SIZE;
+        else if (place < room) r.cache = present[part - 1] + ((b * SHARED + own) * room + place) * (SIZE / PER);
         if (part > 0) r.scale = scale[part - 1] + (CHANNELS ? own * SIZE : 0);
         if (TURNED > 0 && part < 2) {
             const int64_t at = LISTED ? listed[token] : place;
@@ -99,24 +116,45 @@ struct CacheRows {
         return r;
     }
 
-    // Puts a number of type T where a row goes, as a multiple of its scale if the cache has such.
+    // Puts numbers of type T, two that are stored together, where a row goes: as multiples of its scale if the cache has such.
     MIRAGE_DEVICE static void number(const Row& r, int i, T x) {
         if (r.query != nullptr) r.query[i] = x;
         else if constexpr (sizeof(C) > 1) r.cache[i] = x;
-        else store(r.cache, i, r.scale[CHANNELS ? i : 0] == 0.0f ? 0.0f : to_float(x) / r.scale[CHANNELS ? i : 0]);
+        else if constexpr (PER == 1) store(r.cache, i, steps(r, i, x));
+    }
+    MIRAGE_DEVICE static void numbers(const Row& r, int i, T x, T y) {
+        if (PER == 1 || r.query != nullptr) number(r, i, x), number(r, i + 1, y);
+        else if constexpr (PER == 2) store(r.cache, i, steps(r, i, x), steps(r, i + 1, y));
+    }
+    MIRAGE_DEVICE static float steps(const Row& r, int i, T x) {
+        const float scale = r.scale[CHANNELS ? i : 0];
+        return scale == 0.0f ? 0.0f : to_float(x) / scale;
     }
 
+    // Turns, or copies, pair j of a row, of caches whose numbers share bytes pairs 2j and 2j + 1.
     MIRAGE_DEVICE void pair(const Row& r, int j) const {
-        if (r.at >= 0 && j < TURNED / 2) {
-            const int x = INTERLEAVED ? 2 * j : j, y = INTERLEAVED ? 2 * j + 1 : j + TURNED / 2;
-            const float c = to_float(cos[r.at * (TURNED / 2) + j]), s = to_float(sin[r.at * (TURNED / 2) + j]);
-            const float a = to_float(r.from[x]), b = to_float(r.from[y]);
-            T p, q;
-            put(p, a * c - b * s), put(q, a * s + b * c);
-            number(r, x, p), number(r, y, q);
-        } else {
-            number(r, 2 * j, r.from[2 * j]), number(r, 2 * j + 1, r.from[2 * j + 1]);
+        if (PER == 1) {
+            const Pair p = turned_pair(r, j);
+            number(r, p.x, p.first), number(r, p.y, p.second);
+            return;
         }
+        const Pair p = turned_pair(r, 2 * j), q = turned_pair(r, 2 * j + 1);
+        if (p.y == p.x + 1) numbers(r, p.x, p.first, p.second), numbers(r, q.x, q.first, q.second);
+        else numbers(r, p.x, p.first, q.first), numbers(r, p.y, p.second, q.second);
+    }
+
+    struct Pair {
+        int x, y;
+        T first, second;
+    };
+
+    MIRAGE_DEVICE Pair turned_pair(const Row& r, int j) const {
+        if (r.at < 0 || j >= TURNED / 2) return {2 * j, 2 * j + 1, r.from[2 * j], r.from[2 * j + 1]};
+        Pair p = {INTERLEAVED ? 2 * j : j, INTERLEAVED ? 2 * j + 1 : j + TURNED / 2, T{}, T{}};
+        const float c = to_float(cos[r.at * (TURNED / 2) + j]), s = to_float(sin[r.at * (TURNED / 2) + j]);
+        const float a = to_float(r.from[p.x]), b = to_float(r.from[p.y]);
+        put(p.first, a * c - b * s), put(p.second, a * s + b * c);
+        return p;
     }
 
     // The same by 16 bytes: UNITS of a row, each of which is WIDE numbers, or as many of both halves that are turned together.
@@ -163,8 +201,8 @@ struct CacheRows {
         const int64_t place = number % room, head = number / room % (batch * SHARED), k = number / room / (batch * SHARED);
         const int64_t start = filled(head / SHARED);
         if (past[k] == present[k] || (place >= start && place < start + count)) return {nullptr, nullptr};
-        C* const to = present[k] + (head * room + place) * SIZE;
-        return {place < start && place < filled_room ? past[k] + (head * filled_room + place) * SIZE : nullptr, to};
+        C* const to = present[k] + (head * room + place) * (SIZE / PER);
+        return {place < start && place < filled_room ? past[k] + (head * filled_room + place) * (SIZE / PER) : nullptr, to};
     }
 };
 

@@ -21,6 +21,7 @@ from tests.frontends.models import noise, parsed, read
 
 HEADS, SHARED, SIZE = 4, 2, 32
 WHOLE = 'k_quant_type = "{0}", v_quant_type = "{0}", kv_cache_bit_width = 8'
+FOUR = WHOLE.replace("8", "4")
 FORMS = {
     "plain": "",
     "rotary": "do_rotary = 1",
@@ -39,24 +40,28 @@ FORMS = {
     "packed norms": "qk_norm_epsilon = 0.1, k_norm_epsilon = 0.7",
     "int8": WHOLE.format("PER_TENSOR"),
     "int8 by channels": "do_rotary = 1, " + WHOLE.format("PER_CHANNEL"),
+    "int4": FOUR.format("PER_TENSOR"),
+    "int4 by channels": "do_rotary = 1, scale = 0.4, softcap = 1.5, local_window_size = 40, "
+    + FOUR.format("PER_CHANNEL"),
     "float8": WHOLE.format("PER_TENSOR"),
     "float8 by channels": "do_rotary = 1, local_window_size = 3, " + WHOLE.format("PER_CHANNEL"),
     "everything": "do_rotary = 1, scale = 0.4, softcap = 1.5, local_window_size = 40, " + WHOLE.format("PER_CHANNEL"),
 }
-BIASES = {"bias": (1, 1), "bias of heads": ("b", HEADS), "everything": (1, HEADS)}
-PACKED = ("packed", "packed norms", "int8 by channels", "float8 by channels", "everything")
+BIASES = {"int4 by channels": (1, 1), "bias": (1, 1), "bias of heads": ("b", HEADS), "everything": (1, HEADS)}
+PACKED = ("packed", "packed norms", "int8 by channels", "int4 by channels", "float8 by channels", "everything")
 #: element types of caches that have scales
 STORED = dict.fromkeys(("int8", "int8 by channels", "everything"), "int8")
+STORED |= dict.fromkeys(("int4", "int4 by channels"), "uint8")
 STORED |= dict.fromkeys(("float8", "float8 by channels"), "float8e4m3fn")
 NORMS = ("norms", "packed norms")
 #: which onnxruntime's CPU has not: they are judged by float64
 BY_TRUTH = (*NORMS, *(form for form, kind in STORED.items() if kind == "float8e4m3fn"))
-NUMPY: dict[str, Any] = {"int8": np.int8, "float8e4m3fn": ml_dtypes.float8_e4m3fn}
+NUMPY: dict[str, Any] = {"int8": np.int8, "uint8": np.uint8, "float8e4m3fn": ml_dtypes.float8_e4m3fn}
 #: the operator's other inputs: which forms have them
 OTHERS = {
     "at": ("at given places",),
     "bias": BIASES,
-    "sink": ("sink", "everything"),
+    "sink": ("sink", "int4 by channels", "everything"),
     "ks": STORED,
     "vs": STORED,
     "gq": NORMS,
@@ -79,7 +84,8 @@ def model(form: str, layers: int = 1, sizes: tuple[str, str, str] = ("s", "p", "
     types = {"q": f"float[b,{new},{wide * SIZE}]"} | dict.fromkeys(
         () if packed else "kv", f"float[b,{new},{SHARED * SIZE}]"
     )
-    types |= dict.fromkeys(("pk", "pv"), f"{cache},{past},{SIZE}]") | {"last": "int32[b]", "total": "int32"}
+    row = SIZE // 2 if STORED.get(form) == "uint8" else SIZE
+    types |= dict.fromkeys(("pk", "pv"), f"{cache},{past},{row}]") | {"last": "int32[b]", "total": "int32"}
     types |= {"at": "int64[b,s]"} if form in OTHERS["at"] else {}
     types |= {"bias": "float[{},{},s,t]".format(*BIASES[form])} if form in BIASES else {}
     named = [*("qkv" if not packed else ("q", "", "")), "pk", "pv", "last", "total", *tables]
@@ -88,7 +94,7 @@ def model(form: str, layers: int = 1, sizes: tuple[str, str, str] = ("s", "p", "
     for n in range(layers) if layers > 1 else [""]:
         kind = f"com.microsoft.GroupQueryAttention <{attributes}>"
         nodes.append(f"y{n}, nk{n}, nv{n} = {kind} ({', '.join(named).rstrip(', ')})")
-        outputs += [f"float[b,{new},{HEADS * SIZE}] y{n}", *(f"{cache},{present},{SIZE}] n{c}{n}" for c in "kv")]
+        outputs += [f"float[b,{new},{HEADS * SIZE}] y{n}", *(f"{cache},{present},{row}] n{c}{n}" for c in "kv")]
     text = f"""<ir_version: 9, opset_import: ["" : {opset}, "com.microsoft" : 1]>
     g ({", ".join(f"{kind} {name}" for name, kind in types.items())}) => ({", ".join(outputs)}) {{
         {" ".join(nodes)}
@@ -97,6 +103,7 @@ def model(form: str, layers: int = 1, sizes: tuple[str, str, str] = ("s", "p", "
     angles = np.outer(np.arange(320), 0.3 ** np.arange(half)).astype(np.float32)
     weights = {"cos": np.cos(angles), "sin": np.sin(angles), "sink": noise(HEADS)}
     scales = 0.01 + np.abs(noise(2, *((1, SHARED, 1, SIZE) if "PER_CHANNEL" in told else (1,)))) / 40
+    scales = scales * 8 if STORED.get(form) == "uint8" else scales
     weights |= {"ks": scales[0], "vs": scales[1], "gq": noise(SIZE), "gk": noise(2, SIZE)[1]}
     return parsed(text, **{n: w for n, w in weights.items() if n in named})
 
@@ -110,6 +117,9 @@ def inputs(form: str, new: int, lengths: list[int], total: int, room: int) -> di
     }
     for k, name in enumerate(("pk", "pv")):
         arrays[name] = noise(batch, SHARED, room, SIZE) * (k + 1)
+        if STORED.get(form) == "uint8":
+            arrays[name] = np.random.default_rng(k).integers(0, 256, (batch, SHARED, room, SIZE // 2), np.uint8)
+            continue
         if form in STORED:
             arrays[name] = np.clip(arrays[name] * 50, -128, 127).astype(NUMPY[STORED[form]])
             continue
@@ -152,7 +162,8 @@ def test_sizes_that_the_model_knows(sizes: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "name", "value"), [("window", "sliding_window_cache", 1), ("int8", "kv_cache_bit_width", 4)]
+    ("form", "name", "value"),
+    [("window", "sliding_window_cache", 1), ("int8", "kv_cache_bit_width", 4), ("int4", "kv_cache_bit_width", 8)],
 )
 def test_other_caches_stay(form: str, name: str, value: int) -> None:
     """Their positions hold something else."""
@@ -164,7 +175,7 @@ def test_other_caches_stay(form: str, name: str, value: int) -> None:
     assert any(n.op_type == "GroupQueryAttention" for n in read(before).model.graph)
 
 
-@pytest.mark.parametrize("form", ["everything", "float8 by channels"])
+@pytest.mark.parametrize("form", ["everything", "int4 by channels", "float8 by channels"])
 def test_its_kernel_says_the_same(form: str, cache: Path, tmp_path: Path) -> None:
     onnx.save(before := model(form), tmp_path / "model.onnx")
     out = tmp_path / "out"
@@ -195,8 +206,15 @@ def same(form: str, both: tuple[Any, Any], run: tuple[int, list[int], int], shar
             if form not in STORED:
                 np.testing.assert_allclose(*caches, atol=1e-6, rtol=1e-5)
                 continue
-            steps = np.abs(np.subtract(*(x.astype(NUMPY[STORED[form]]).view(np.int8).astype(int) for x in caches)))
+            steps = np.abs(np.subtract(*(whole(x.astype(NUMPY[STORED[form]])) for x in caches)))
             assert steps.max() <= 1 and (steps > 0).mean() < 0.01  # a quotient may be near a half
+
+
+def whole(cache: NDArray[Any]) -> NDArray[Any]:
+    """The numbers of a cache with scales as integers, one step apart where the next one is."""
+    if cache.dtype == np.uint8:
+        return np.stack([cache & 15, cache >> 4], -1).astype(int)
+    return cache.view(np.int8).astype(int)
 
 
 def results(session: Any, arrays: dict[str, NDArray[Any]], shared: bool) -> dict[str, NDArray[Any]]:

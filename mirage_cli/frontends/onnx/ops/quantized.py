@@ -20,14 +20,15 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Cast, Choose, Graph, Input, Map, Opaque, Reshape
 
 
-def _numbers(graph: Graph, v: int, bits: int) -> int:
-    """Unsigned numbers of so many bits in a tensor of bytes, along its last dimension."""
+def _numbers(graph: Graph, v: int, bits: int, held: bool = True) -> int:
+    """Unsigned numbers of so many bits in a tensor of bytes, along its last dimension: of one that the model holds, unless
+    said otherwise."""
     if graph.dtype(v) != U8:
         raise Refused(f"numbers of {bits} bits in elements of type {graph.dtype(v)}")
     if bits == U8.bits:
         return v
     made = [graph.steps[u] for u in graph.cone([v], [u for u, s in enumerate(graph.steps) if isinstance(s, Choose)])]
-    if any(isinstance(s, Opaque) or (isinstance(s, Input) and not s.constant) for s in made):
+    if held and any(isinstance(s, Opaque) or (isinstance(s, Input) and not s.constant) for s in made):
         raise Refused(f"numbers of {bits} bits that the model does not hold: they are read of weights only")
     return graph.unpack(v, PACKED[bits, True])
 
@@ -203,7 +204,7 @@ def _gather_block_quantized(call: Call) -> int:
     if graph.dtype(stored) == U8:
         if bits not in (2, 4, 8):
             raise Refused(f"numbers of {bits} bits")
-        q = _numbers(graph, stored, bits)
+        q = _numbers(graph, stored, bits, held=False)
         rank = len(graph.dims(q))
         if zero is None:
             zero = graph.fill(1 << (bits - 1), graph.dtype(scale), graph.dims(scale))

@@ -26,8 +26,12 @@ from mirage_cli.frontends.onnx.parts.splicing import END, INSIDE, OLDEST, Tensor
 _READ = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13})  #: inputs that are understood
 _INPUTS = 16
 _TYPES = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
-#: element types of caches with scales, and the opset whose Cast has them
-_STORED = {ir.DataType.INT8: ("i8", OLDEST), ir.DataType.FLOAT8E4M3FN: ("e4m3", 19)}
+#: element types of caches with scales and their bits: how they are stored, and the opset whose Cast has them
+_STORED = {
+    (ir.DataType.INT8, 8): ("i8", OLDEST),
+    (ir.DataType.FLOAT8E4M3FN, 8): ("e4m3", 19),
+    (ir.DataType.UINT8, 4): ("u4", OLDEST),
+}
 
 
 def take_apart(model: ir.Model, opset: int) -> None:
@@ -69,7 +73,7 @@ def _norms_before(node: ir.Node) -> None:
 
 def _layer(node: ir.Node, opset: int) -> _Layer | None:
     """A node that can be taken apart; None for others, which are read as they are or stay: of known lengths, with a cache of
-    int4 or of the window's size, scores as an output."""
+    the window's size, scores as an output."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * (_INPUTS - len(node.inputs))]
     told = {name: a.value for name, a in node.attributes.items()}
     heads, shared = told.get("num_heads", 0), told.get("kv_num_heads", 0)
@@ -126,8 +130,8 @@ def _scales(given: Sequence[ir.Value | None], told: Mapping[str, Any], opset: in
     ]
     counts = {None if s is None else math.prod(s) for s in shapes}
     kind = types.pop() if len(types) == 1 else None
-    stored, oldest = ("", 0) if kind is None else _STORED.get(kind, ("", 0))
-    ours = stored and opset >= oldest and len(kinds) == 1 and told.get("kv_cache_bit_width", 8) == 8
+    stored, oldest = ("", 0) if kind is None else _STORED.get((kind, told.get("kv_cache_bit_width", 8)), ("", 0))
+    ours = stored and opset >= oldest and len(kinds) == 1
     count = counts.pop() if ours and len(counts) == 1 else None
     return None if count is None else (count, stored)
 
@@ -190,6 +194,8 @@ class _Layer:
             "shared": r.shared,
             "group": r.heads // r.shared,
             "size": r.size,
+            "block": r.size & -r.size,
+            "blocks": r.size // (r.size & -r.size),
             "width": r.heads * r.size,
             "shared_width": r.shared * r.size,
             "type": next(t for t, name in _TYPES.items() if name == r.dtype).value,
@@ -210,7 +216,8 @@ class _Layer:
                 self.node, "scales", texts.FLAT, self.given[12:14], [(ir.DataType.FLOAT, (rows.scales,))] * 2
             )
         batch, new, integer = _dim(q, 0, 3), _dim(q, 1, 3), ir.DataType.INT64
-        cache = (past.dtype or q.dtype, (_dim(past, 0, 4), rows.shared, self.room, rows.size))
+        row = rows.size // rows.cache.per_byte
+        cache = (past.dtype or q.dtype, (_dim(past, 0, 4), rows.shared, self.room, row))
         tensors: list[tuple[str, Tensor]] = [("present_k", cache), ("present_v", cache)]
         tensors += [("before", (integer, (batch,))), ("last", (integer, (batch,)))]
         if rows.writes_queries:
@@ -228,7 +235,7 @@ class _Layer:
         """The text of case 2."""
         sunk = self.given[11] is not None or self.told.get("smooth_softmax", 0) == 1
         parts = {
-            "read": texts.SCALED if self.rows.scales else texts.FLOATS,
+            "read": texts.READ[self.rows.stored],
             "capped": texts.CAPPED if self.told.get("softcap", 0.0) > 0 else texts.UNCAPPED,
             "biased": texts.UNBIASED if self.given[10] is None else texts.BIASED,
             "seen": texts.WINDOWED if self.told.get("local_window_size", -1) >= 0 else texts.CAUSAL,
@@ -252,6 +259,8 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
     parts = {"width": width, "shared_width": rows.shared * rows.size, "query": query}
     kept, new, present = ("\n    ".join(text % {"x": x} for x in "kv") for text in texts.CACHES[rows.stored])
     channels = f"{rows.shared}, {rows.size}" if rows.scales > 1 else "1"
+    half = 1 << (rows.cache.bits - 1)
+    steps = {"scale_dims": channels, "least": -half, "most": half - 1}
     text = texts.ROWS % {
         "given": "packed" if rows.packed else "query, k, v",
         "first": "packed" if rows.packed else "query",
@@ -259,7 +268,7 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
         + (", listed" if rows.listed else "")
         + (", k_scale, v_scale" if rows.scales else ""),
         "past_dims": texts.DIMS[rows.stored] % {"x": "past"},
-        "kept": (texts.STEPS % {"scale_dims": channels} if rows.scales else "") + kept,
+        "kept": (texts.STEPS % steps if rows.scales else "") + kept,
         "new": new,
         "present": present,
         "turned": "turned, " if rows.writes_queries else "",

@@ -81,6 +81,20 @@ CACHES = {
         _UNITS + _WITHIN + "new_%(x)s = Cast <to = 3> (within_%(x)s)",
         _TOGETHER,
     ),
+    "u4": (
+        _FILLED + "kept_%(x)s = Cast <to = 2> (wide_kept_%(x)s)",
+        _UNITS
+        + _WITHIN
+        + """middle_%(x)s = Sub (within_%(x)s, least)
+    paired_%(x)s = Reshape (middle_%(x)s, pair_dims)
+    low_%(x)s = Slice (paired_%(x)s, lows, highs, of_pair)
+    high_%(x)s = Slice (paired_%(x)s, highs, beyond, of_pair)
+    shifted_%(x)s = Mul (high_%(x)s, sixteen)
+    both_%(x)s = Add (low_%(x)s, shifted_%(x)s)
+    bytes_%(x)s = Squeeze (both_%(x)s, of_pair)
+    new_%(x)s = Cast <to = 2> (bytes_%(x)s)""",
+        _TOGETHER,
+    ),
     "e4m3": (
         _FILLED + "kept_%(x)s = Identity (wide_kept_%(x)s)",
         _UNITS + "new_%(x)s = Identity (steps_%(x)s)",
@@ -92,15 +106,18 @@ _DIMS = "%(x)s_dims = Shape (%(x)s_k)"
 DIMS = {
     "": _DIMS,
     "i8": _DIMS,
+    "u4": _DIMS,
     "e4m3": """wide_%(x)s = Cast <to = 1> (%(x)s_k)
     as_large_as_%(x)s = Neg (wide_%(x)s)
     %(x)s_dims = Shape (as_large_as_%(x)s)""",
 }
 #: constants of caches with scales
 STEPS = """let scale_dims = [%(scale_dims)s]
+    let pair_dims = [0, 0, 0, -1, 2], lows = [0], highs = [1], beyond = [2], of_pair = [4]
     empty = Constant <value = float {0.0}> ()
-    least = Constant <value = float {-128.0}> ()
-    most = Constant <value = float {127.0}> ()
+    least = Constant <value = float {%(least)d.0}> ()
+    most = Constant <value = float {%(most)d.0}> ()
+    sixteen = Constant <value = float {16.0}> ()
     """
 #: queries and keys with a norm in each head
 NORMED = """(%(given)s, q_gain, k_gain) => (normed_q, normed_k%(v)s) {
@@ -178,17 +195,34 @@ CAPPED = """let cap = %(cap)r
     capped = Mul (bent, cap)"""
 UNCAPPED = "capped = Identity (raw)"
 #: keys and values of caches of floats and of those with scales
-FLOATS = """k = Identity (stored_k)
+_FLOATS = """k = Identity (stored_k)
     v = Identity (stored_v)"""
-SCALED = """let channels = [%(channels)s]
-    wide_stored_k = Cast <to = 1> (stored_k)
+_WIDE = """wide_stored_k = Cast <to = 1> (stored_k)
     wide_stored_v = Cast <to = 1> (stored_v)
+    """
+#: rows of bytes, all in turn, each number of 4 bits less 8, by blocks of a scale that is 1
+_UNPACKED = """let blocks_of_row = [%(blocks)d], front = [0], lead = [3]
+    stored_dims = Shape (stored_k)
+    leading = Slice (stored_dims, front, lead)
+    counted_sequences = Slice (stored_dims, front, one)
+    sequences = Squeeze (counted_sequences)
+    sequence = Range (zero, sequences, unit)
+    whole_dims = Concat <axis = 0> (leading, blocks_of_row)
+    whole_scale = Constant <value = float {1.0}> ()
+    scales = Expand (whole_scale, whole_dims)
+    wide_stored_k = com.microsoft.GatherBlockQuantized <bits = 4, block_size = %(block)d, gather_axis = 0,
+        quantize_axis = 3> (stored_k, sequence, scales)
+    wide_stored_v = com.microsoft.GatherBlockQuantized <bits = 4, block_size = %(block)d, gather_axis = 0,
+        quantize_axis = 3> (stored_v, sequence, scales)
+    """
+_SCALED = """let channels = [%(channels)s]
     channels_k = Reshape (k_scale, channels)
     channels_v = Reshape (v_scale, channels)
     scaled_k = Mul (wide_stored_k, channels_k)
     scaled_v = Mul (wide_stored_v, channels_v)
     k = Cast <to = %(type)d> (scaled_k)
     v = Cast <to = %(type)d> (scaled_v)"""
+READ = {"": _FLOATS, "i8": _WIDE + _SCALED, "e4m3": _WIDE + _SCALED, "u4": _UNPACKED + _SCALED}
 BIASED = """let wide_heads = [0, %(bias_shared)d, %(bias_group)d, 0, 0]
     wide_bias = Unsqueeze (bias, one)
     bias_like = Reshape (wide_bias, wide_heads)
