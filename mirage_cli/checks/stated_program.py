@@ -43,8 +43,8 @@ def stated_program(imported: Imported, inputs: Sequence[str], outputs: Sequence[
     try:
         return _between(graph, values, inputs, outputs)
     except (Refused, InvalidGraph):
-        turned, new = derivation.turned_back(graph)
-        if len(turned.steps) == len(graph.steps):
+        turned, new = derivation.turned_back(graph, [values[n] for n in inputs])
+        if turned.steps == graph.steps:
             raise
         return _between(turned, {name: new[v] for name, v in values.items()}, inputs, outputs)
 

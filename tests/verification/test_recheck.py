@@ -16,7 +16,7 @@ import pytest
 from onnx import numpy_helper
 
 from mirage_cli import frontends
-from mirage_cli.checks import derivation
+from mirage_cli.checks import derivation, stated_program
 from mirage_cli.errors import InvalidGraph, ModelError, UsageError
 from mirage_cli.frontends.onnx.front_end import from_proto
 from mirage_cli.verification.findings import Verification, VerifyOptions
@@ -157,6 +157,7 @@ def test_functions_that_meet_in_reshapes() -> None:
     for inputs, output, ops in ((["k"], "z", ["exp"]), (["k", "w"], "y", ["contract"]), (["x"], "z", ["sqrt", "exp"])):
         program = derivation.derived_program(imported, inputs, [output])
         assert [n.op for n in program.nodes] == ops and [s.name for s in program.sources] == inputs
+        assert stated_program.statement(imported, program, "key").passed
     with pytest.raises(InvalidGraph, match="the nodes read"):
         derivation.derived_program(imported, ["w"], ["z"])
 
