@@ -54,7 +54,7 @@ def lowered(
     program: Program, graph: KernelGraph, schedules: Sequence[Schedule], target: Target, passes: Passes = ALL
 ) -> tuple[Spelled, ...]:
     """The kernels of a muGraph with every decision made, not yet printed. Raises Refused when one does not fit."""
-    way = _way(program, Alternative((), graph, tuple(schedules)), target, passes, 0, None, {})
+    way = _way(program, Alternative((), graph, tuple(schedules)), target, passes, 0, {})
     return tuple(s.kernel.tile for s in way.kernels)
 
 
@@ -73,18 +73,23 @@ def source(
     `identifier` is made of letters and digits; `comment` is text of ours (no names from a model). Without the fusion pass
     the graph is taken to be without thread graphs of several operators (`search/finish/unfuse.py`). `others` are muGraphs that
     take the place of `graph` where their bounds hold, the first that does; those with a target are for other devices than
-    those of `target`, the newest one, and kernels are compiled for the architecture that they are made for alone.
+    those of `target`, the newest one, and kernels are compiled for the architecture that they are made for alone. A muGraph
+    that several of them take is printed once.
     """
     ways: list[host.Way] = []
+    made: dict[tuple[KernelGraph, tuple[Schedule, ...], str], host.Way] = {}
     packings: dict[Packing, int] = {}
     compiled_for: list[ir.Expression | None] = []
     built = dict.fromkeys((*(o.target for o in others if o.target), target.name))
     for chosen in (*others, Alternative((), graph, tuple(schedules))):
         own = load_target(chosen.target) if chosen.target else target
         tests = [*(_device_tests(own.name, built, CAPABILITY) if chosen.target else ()), *_tests(chosen.when, program)]
-        ways.append(_way(program, chosen, own, passes, len(compiled_for), k.both(*tests), packings))
-        compiled_for += [k.both(*_device_tests(own.name, built, ARCHITECTURE))] * len(ways[-1].kernels)
-    kernels = [s.kernel for w in ways for s in w.kernels]
+        key = chosen.graph, chosen.schedules, chosen.target
+        if key not in made:
+            made[key] = _way(program, chosen, own, passes, len(compiled_for), packings)
+            compiled_for += [k.both(*_device_tests(own.name, built, ARCHITECTURE))] * len(made[key].kernels)
+        ways.append(replace(made[key], condition=k.both(*tests)))
+    kernels = [s.kernel for w in made.values() for s in w.kernels]
     memory = tuple(
         Memory(s.kernel.launch.threads, s.kernel.launch.asked_bytes)
         for w in ways
@@ -135,7 +140,6 @@ def _way(
     target: Target,
     passes: Passes,
     first: int,
-    condition: ir.Expression | None,
     packings: dict[Packing, int],
 ) -> host.Way:
     """A muGraph with its launches, numbered from `first` on; how the fragment's weights may lie packed joins `packings`."""
@@ -191,7 +195,7 @@ def _way(
         kernels.append(own(in_stages(parts)) if len(parts) > 1 else parts[0])
     if apart := [t for t in given if t not in kept]:
         kernels.insert(0, _joining(program, apart, target, first + len(kernels)))
-    return host.Way(condition, tuple(kernels), host.bytes_of([*total, *shares], program.symbols))
+    return host.Way(None, tuple(kernels), host.bytes_of([*total, *shares], program.symbols))
 
 
 def _device_tests(own: str, built: Collection[str], device: ir.Expression) -> list[ir.Expression]:

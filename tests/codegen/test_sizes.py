@@ -68,9 +68,10 @@ def best(name: str, p: Program, target: str, engine: str, parts: int = 0) -> Cas
 
 
 def _both(name: str, low: Case, high: Case, most: int) -> Case:
-    """One source: a kernel for few keys, and one for more."""
+    """One source: a kernel for few keys, and one for more, in two ranges."""
     few = Alternative((Bound(KEYS, 0, most),), low.graph, low.schedules)
-    return replace(high, name=name, others=(few,))
+    more = Alternative((Bound(KEYS, most + 1, 200),), high.graph, high.schedules)
+    return replace(high, name=name, others=(few, more))
 
 
 def _cuda() -> Iterator[Case]:
@@ -131,6 +132,16 @@ def harness(on_cpu: list[Case], tmp_path_factory: pytest.TempPathFactory) -> Pat
     """All of them, watched by sanitizers."""
     flags, folder = [*kernels.CPU_FLAGS, *kernels.SANITIZERS], tmp_path_factory.mktemp("sizes")
     return kernels.build({c.name: c.render().text for c in on_cpu}, folder, flags)
+
+
+def test_a_mugraph_of_two_ranges_is_printed_once(on_cpu: list[Case], on_gpu: list[Case]) -> None:
+    found = [c for c in (*on_cpu, *on_gpu) if c.others]
+    assert found
+    for case in found:
+        made = case.render()
+        ways = [case.graph, *(o.graph for o in case.others)]
+        assert len(made.memory) == sum(len(w.kernels) for w in ways)
+        assert len(made.kernels) == sum(len(w.kernels) for w in ways[:2])
 
 
 def test_cpu_kernels_at_odd_sizes(on_cpu: list[Case], harness: Path) -> None:
