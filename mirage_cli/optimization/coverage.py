@@ -226,7 +226,8 @@ def leave_losers(work: Sequence[Work], options: PlanOptions) -> None:
 
 def _is_summed(w: Work) -> bool:
     """True for what is replaced and was not judged at each size by itself."""
-    return w.replace and w.plan is not None and CPU in w.plan.plans and not w.inside and w.program.packed is None
+    planned = w.plan is not None and CPU in w.plan.plans
+    return w.replace and planned and not w.inside and not ranges.quantised(w.program)
 
 
 def _times(w: Work, target: Target, sizes: Sequence[Sizes]) -> NDArray[np.float64]:

@@ -161,7 +161,7 @@ class Work:
             p = slow[0]
             more = "onnxruntime makes one product of it" if self.unpacks else "--force replaces it all the same"
             times = f"{p.predicted_us:.1f} us against {p.original_us:.1f} us"
-            self.reason = f"not predicted to be faster on {p.target}: {times} ({more})"
+            self.reason = f"not predicted to be faster on {p.target}{p.where}: {times} ({more})"
             return
         others = self.plan.plans.keys() - {"cpu"}
         if (operator := self.inside) and not (others <= {"cuda"} and (others or force or measured == "cpu")):

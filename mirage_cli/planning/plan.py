@@ -60,11 +60,12 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """An older architecture where no gain over the original operators is predicted; times in microseconds."""
+    """Where no gain over the original operators is predicted, by architecture and in words; times in microseconds."""
 
     target: str
     predicted_us: float
     original_us: float
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +88,15 @@ class TargetPlan:
     memory: tuple[Memory, ...] = ()
     slower: tuple[Slower, ...] = ()
     margin: float = 1.0  #: how many times faster than the original operators it has to be predicted
-    gain: float = (
-        0.0  #: how many times as fast as these in the mean over the sizes that were asked for; 0: at typical ones
-    )
+    gain: float = 0.0  #: how many times as fast as these in the mean over the sizes asked for; 0: at typical ones
 
     @property
     def losses(self) -> tuple[Slower, ...]:
         """The architectures where the model predicts no gain over the original operators that is worth its error."""
         own = Slower(self.target, self.predicted_us, self.original_us)
-        gains = self.predicted_us * self.margin < self.original_us if not self.gain else self.gain > self.margin
-        return (*(() if gains else (own,)), *self.slower)
+        if self.gain:
+            own = replace(own, predicted_us=self.original_us / self.gain, where=" in the mean over its sizes")
+        return (*(() if own.predicted_us * self.margin < own.original_us else (own,)), *self.slower)
 
     @property
     def faster(self) -> bool:
@@ -328,12 +328,12 @@ def _ranged(
 
 def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: int, options: PlanOptions) -> TargetPlan:
     """A plan that tells too what it gains in the mean over sizes that were asked for, on a CPU (`coverage.leave_losers` sums
-    up where fragments lose), or where it gains nothing: with packed weights, at any such size, since runtimes multiply these
-    in their own way at steps (the least sizes) and unpack them for prompts, and so a part of what a library has as one."""
+    up where fragments lose), or where it gains nothing: with quantised weights at any such size, which runtimes multiply in
+    their own way at steps (the least sizes) and unpack for prompts, and so a part of what a library has as one operator."""
     given = dict(options.ranges)
     times = partial(ranges.compared, plan, [o.alternative for o in plan.others], program, target, operators)
     asked, known = ranges.asked(program.symbols, given), not given.keys().isdisjoint(ranges.bases(program.symbols))
-    if not target.threaded and program.packed is None and operators != FUSED:
+    if not target.threaded and not ranges.quantised(program) and operators != FUSED:
         ratios = [theirs / us for us, theirs in times(asked)]
         return replace(plan, gain=math.prod(ratios) ** (1 / len(ratios))) if known else plan
     at = [ranges.least(program.symbols, given)] if program.packed is not None else list[Sizes]()

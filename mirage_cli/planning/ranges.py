@@ -93,6 +93,11 @@ def asked(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:
     return points(symbols, {n: given.get(n, Range(k, k, k)) for n, k in usual.items()})
 
 
+def quantised(program: Program) -> bool:
+    """True if a program has weights of 8 bits or fewer."""
+    return any(s.constant and s.dtype.bits <= 8 and s.dtype.kind != "bool" for s in program.sources)
+
+
 def _positive(symbols: Sequence[str], numbers: Mapping[str, int]) -> Sizes:
     """Sizes for which a model has times: nothing is empty."""
     return {s: max(1, n) for s, n in resolved(symbols, numbers).items()}

@@ -117,6 +117,19 @@ def test_a_fragment_is_replaced_where_it_is_faster_on_every_architecture(planned
     assert work.replace
 
 
+def test_sizes_that_are_asked_for_count_in_the_mean(planned: plans.FragmentPlan) -> None:
+    """A fragment that gains at typical sizes and not in the mean stays, and says so; where it is measured that decides."""
+    p = replace(planned.plans["cpu"], predicted_us=4.0, original_us=6.0, margin=1.1, slower=())
+    assert p.faster and replace(p, gain=1.2).faster
+    even = replace(p, gain=1.0)
+    work = Work("abc", "norm_linear", planned.program, [], (), (), replace(planned, plans={"cpu": even}))
+    work.decide(force=False)
+    assert not work.replace
+    assert "not predicted to be faster on cpu in the mean over its sizes: 6.0 us against 6.0 us" in work.reason
+    work.decide(force=False, measured="cpu")
+    assert work.replace
+
+
 def test_measuring_decides_for_the_architecture_that_is_measured(planned: plans.FragmentPlan) -> None:
     p = replace(planned.plans["cuda"], original_us=0.0)
     assert [s.target for s in p.losses][:1] == ["sm_90a"]
