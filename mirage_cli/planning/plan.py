@@ -32,7 +32,6 @@ from mirage_cli.search.schedules.original import FUSED, original_us
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
 from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchResult, SearchStatistics, Tell
-from mirage_cli.search.ways import Way
 
 SCHEMA_VERSION = 1
 SHOWN = 20  #: candidates that MIRAGE_DEBUG=search lists
@@ -350,10 +349,9 @@ def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: i
 def _at_steps(plan: TargetPlan, program: Program, target: Target, options: PlanOptions) -> TargetPlan:
     """A plan of what a library has as one operator with a cache, with the times of a decoder's steps, of which there are more
     than prompts."""
-    sizes = ranges.step(program.symbols, dict(options.ranges))
-    taken: Way = next((o.alternative for o in plan.others if o.alternative.holds(sizes)), plan)
-    us = ranges.time(taken, target, sizes)
-    return replace(plan, predicted_us=us, original_us=original_us(program, FUSED, target, sizes))
+    sizes, others = ranges.step(program.symbols, dict(options.ranges)), [o.alternative for o in plan.others]
+    ((us, original),) = ranges.compared(plan, others, program, target, FUSED, [sizes])
+    return replace(plan, predicted_us=us, original_us=original)
 
 
 def printed(plan: TargetPlan, identifier: str, program: Program, target: Target, passes: Passes) -> TargetPlan:

@@ -220,8 +220,12 @@ def time(way: Way, target: Target, sizes: Sizes, models: Models | None = None) -
 
 def stored_time(plan: StoredPlan, kind: str, target: Target, sizes: Sizes) -> float:
     """The same for the muGraph that a plan's kernels of a kind of target take at these sizes."""
-    others = (o for o in plan.others[kind] if not o.target and o.holds(sizes))
-    return time(next(others, None) or plan.own(kind), target, sizes)
+    return time(_taken(plan.own(kind), plan.others[kind], sizes), target, sizes)
+
+
+def _taken(own: Way, others: Iterable[Alternative], sizes: Sizes) -> Way:
+    """The muGraph that is taken at some sizes."""
+    return next((o for o in others if not o.target and o.holds(sizes)), own)
 
 
 def compared(
@@ -232,6 +236,6 @@ def compared(
     found = []
     for numbers in at:
         sizes = _positive(program.symbols, numbers)
-        taken: Way = next((o for o in others if not o.target and o.holds(sizes)), own)
-        found.append((time(taken, target, sizes), original_us(program, operators, target, sizes)))
+        us = time(_taken(own, others, sizes), target, sizes)
+        found.append((us, original_us(program, operators, target, sizes)))
     return found
