@@ -18,7 +18,7 @@ def spec(rows: CacheRows, cuda: bool) -> OperatorSpec:
     cache, row = (rows.cache, rows.size) if per_byte == 1 else (U8, rows.size // per_byte)
     widths = (rows.heads * rows.size, rows.shared * rows.size)
     apart = (("query", widths[0]), ("key", widths[1]), ("value", widths[1]))
-    own = (("packed", widths[0] + 2 * widths[1]),) if rows.packed else apart
+    own = (("packed", widths[0] + 2 * widths[1]),) if rows.packed else apart if rows.writes_queries else apart[1:]
     inputs = [TensorSpec(name, kind, (batch, new, width)) for name, width in own]
     inputs += [TensorSpec(f"past_{n}", cache, (batch, rows.shared, past, row)) for n in ("key", "value")]
     inputs += [TensorSpec("lengths", integer, (batch, *[1] * (rows.lengths - 1)))]

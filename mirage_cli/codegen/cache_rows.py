@@ -24,7 +24,7 @@ _LETTERS = "hkdtipln"
 class CacheRows:
     """Queries [batch, new, heads * size], keys and values [batch, new, shared * size] of a `dtype`, or all in one (`packed`),
     of which the first `turned` numbers of a head are turned (0: none), as neighbours (`interleaved`) or halves, by angles of
-    positions that are `listed` or follow what is filled.
+    positions that are `listed` or follow what is filled. Queries that are apart and not turned are no operand.
 
     Its results are the queries, where they are packed or turned, both caches, and for each sequence how many positions were
     filled before and which is the last one."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
-#: architecture -> precision and further options of the builder
+#: architecture, and what is said of it -> precision and further options of the builder
 CELLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "llama": ("int4", ()),
+    "llama last": ("int4", ("prune_lm_head=true",)),
     "mistral": ("int4", ("use_qdq=true",)),
     "qwen2": ("int4", ("int4_is_symmetric=false", "int4_block_size=16")),
     "qwen3": ("int8", ()),
@@ -19,6 +21,9 @@ CELLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "granite": ("fp32", ()),
     "nemotron": ("int8", ()),
     "olmo": ("fp32", ()),
+    "hunyuan_v1_dense": ("int4", ()),
+    "phi3": ("int4", ()),
+    "ernie4_5": ("int4", ()),
 }
 WORDS = 128
 _SIZES = {
@@ -34,7 +39,15 @@ _SIZES = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
-_HEADS = {"qwen3": 16, "gemma": 16, "nemotron": 32}  #: of which the others make a quarter of all
+#: what some architectures have beside: heads of which the others make a quarter of all, layers
+_OWN: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 16},
+    "gemma": {"head_dim": 16},
+    "nemotron": {"head_dim": 32},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "phi3": {"num_hidden_layers": 2, "original_max_position_embeddings": 64},
+    "ernie4_5": {"num_hidden_layers": 2, "head_dim": 16},
+}
 
 
 def weights(name: str, place: Path) -> None:
@@ -44,8 +57,7 @@ def weights(name: str, place: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
-    head = {"head_dim": _HEADS[name]} if name in _HEADS else {}
-    config = AutoConfig.for_model(name, **_SIZES, **head)
+    config = AutoConfig.for_model(name, **{**_SIZES, **_OWN.get(name, {})})
     AutoModelForCausalLM.from_config(config).save_pretrained(place)
     words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(WORDS)}, unk_token="w3"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w3").save_pretrained(place)
@@ -54,7 +66,7 @@ def weights(name: str, place: Path) -> None:
 def main(place: Path) -> None:
     """Build all folders below a place."""
     for name, (precision, more) in CELLS.items():
-        weights(name, place / f"{name}-weights")
+        weights(name.partition(" ")[0], place / f"{name}-weights")
         given = ["-i", str(place / f"{name}-weights"), "-o", str(place / name), "-c", str(place / "cache")]
         sys.argv = ["builder", *given, "-p", precision, "-e", "cpu", *(["--extra_options", *more] if more else [])]
         runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")

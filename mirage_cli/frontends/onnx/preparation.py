@@ -28,7 +28,7 @@ from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.onnx import folding, fragile, inlined_size, inlining, tolerated
 from mirage_cli.frontends.onnx.external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
-from mirage_cli.frontends.onnx.parts import cached_attention, experts
+from mirage_cli.frontends.onnx.parts import cached_attention, experts, rotary
 from mirage_cli.frontends.onnx.parts.cut_points import store_what_is_cut_at
 from mirage_cli.frontends.onnx.parts.groups import sort_groups
 from mirage_cli.frontends.onnx.traversal import all_graphs
@@ -333,6 +333,7 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
             sort_groups(model)
             cached_attention.take_apart(model, opset)
             experts.take_apart(model, opset)
+            rotary.take_apart(model, opset)
         _name_nodes(model)
         passes.NameFixPass()(model)
 

@@ -67,7 +67,7 @@ struct CacheRows {
     static CacheRows of(const void* const* in, void* const* out, const int64_t* extents) {
         CacheRows r{};
         int i = 0, o = 0;
-        for (int k = 0; k < (PACKED ? 1 : 3); ++k) r.given[k] = static_cast<const T*>(in[i++]);
+        for (int k = QUERIES > 0 ? 0 : 1; k < (PACKED ? 1 : 3); ++k) r.given[k] = static_cast<const T*>(in[i++]);
         for (int k = 0; k < 2; ++k) r.past[k] = static_cast<const C*>(in[i++]);
         r.lengths = static_cast<const int32_t*>(in[i++]);
         ++i;  // the whole length, which the size of the present caches has

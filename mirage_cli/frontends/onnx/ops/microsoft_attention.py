@@ -219,7 +219,7 @@ def _turned(call: Call, x: int, past: int | None) -> int:
 # --- RotaryEmbedding ----------------------------------------------------------------------------------------------------
 @reads("RotaryEmbedding", domain=MICROSOFT)
 def _rotary_embedding(call: Call) -> int:
-    """As ONNX's operator; positions are counted from a number or listed, and must be known."""
+    """As ONNX's operator; positions are counted from a number or listed."""
     graph, x = call.graph, call.arg(0)
     flat = len(graph.dims(x)) == 3
     if call.integer("is_packed_batching", 0):

@@ -11,7 +11,7 @@ from mirage_cli.lax.ir.graph import Graph
 
 @reads("RotaryEmbedding")
 def _rotary_embedding(call: Call) -> int:
-    """Products of the two halves (or of even and odd elements) with cosine and sine; positions must be known."""
+    """Products of the two halves (or of even and odd elements) with cosine and sine, whose rows inputs may choose."""
     graph, x = call.graph, call.arg(0)
     dims = graph.dims(x)
     if len(dims) == 3:

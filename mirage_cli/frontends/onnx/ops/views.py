@@ -418,6 +418,8 @@ def taken(graph: Graph, x: int, axis: int, indices: list[int], shape: tuple[int,
     extent = dims[axis]
     if isinstance(extent, int):
         indices = [i + extent if i < 0 else i for i in indices]
+    if not isinstance(extent, int) and any(i < 0 for i in indices):
+        raise Refused(f"indices that count from the end of a dimension of {extent}")
     if any(i < 0 or (isinstance(extent, int) and i >= extent) for i in indices):
         raise Refused(f"indices outside a dimension of {extent}")
     times, each = repeats(indices)

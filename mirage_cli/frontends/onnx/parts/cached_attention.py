@@ -209,7 +209,15 @@ class _Layer:
         """The results of case 1, whose function the model gets."""
         q, past, rows = self.given[0], self.given[3], self.rows
         assert q is not None and past is not None and q.dtype is not None and isinstance(self.node.graph, ir.Graph)
-        read = [0, *([] if rows.packed else [1, 2]), 3, 4, 5, 6, *([7, 8] if rows.turned else [])]
+        read = [
+            *([0] if rows.writes_queries else []),
+            *([] if rows.packed else [1, 2]),
+            3,
+            4,
+            5,
+            6,
+            *([7, 8] if rows.turned else []),
+        ]
         inputs = [self.given[i] for i in (*read, *([9] if rows.listed else []))]
         if rows.scales:
             inputs += spliced(
@@ -262,8 +270,8 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
     half = 1 << (rows.cache.bits - 1)
     steps = {"scale_dims": channels, "least": -half, "most": half - 1}
     text = texts.ROWS % {
-        "given": "packed" if rows.packed else "query, k, v",
-        "first": "packed" if rows.packed else "query",
+        "given": "packed" if rows.packed else "query, k, v" if rows.turned else "k, v",
+        "first": "packed" if rows.packed else "k",
         "tables": (", cos, sin" if rows.turned else "")
         + (", listed" if rows.listed else "")
         + (", k_scale, v_scale" if rows.scales else ""),

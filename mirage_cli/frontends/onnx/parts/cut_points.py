@@ -10,6 +10,8 @@ would cut them in other places.
    then there in the layout in which it is read.
 3. onnxruntime's Attention is a product with its weight, a bias, a split, and a MultiHeadAttention; its cache is two.
 4. The bias of a MultiHeadAttention is added to queries, keys and values in front of it.
+5. Rows that are chosen when the model runs, or counted from the end of a dimension (of the last token), are chosen before they
+   are normalised or converted, each by itself: the chosen ones are a tensor then.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _SKIPS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 _NARROW, _WIDE = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
 _VIEWS = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 _SCALES = ("Mul", "Div")
+_NORMS = ("SimplifiedLayerNormalization", "LayerNormalization", "RMSNormalization")
 
 
 def store_what_is_cut_at(model: ir.Model, opset: int) -> None:
@@ -41,6 +44,8 @@ def store_what_is_cut_at(model: ir.Model, opset: int) -> None:
             _parts_of_attention(node, opset)
         elif node.domain == MICROSOFT and node.op_type == "MultiHeadAttention":
             _bias_in_front(node, opset)
+        elif node.domain in ("", "ai.onnx") and node.op_type == "Gather":
+            _rows_first(node)
         elif node.domain in ("", "ai.onnx") and node.op_type in _VIEWS:
             _before_scales(node)
 
@@ -110,6 +115,40 @@ def _before_scales(view: ir.Node) -> None:
     again.outputs[0].shape, again.outputs[0].type = result.shape, result.type
     graph.remove([view, scale], safe=True)
     again.outputs[0].name = name
+
+
+def _rows_first(gather: ir.Node) -> None:
+    """Case 5: the operator in front, if nothing else reads its result, comes to stand behind."""
+    indices, axis = gather.inputs[1], gather.attributes.get_int("axis", 0)
+    stored = None if indices is None or indices.is_graph_input() else indices.const_value
+    if indices is None or (stored is not None and bool((stored.numpy() >= 0).all())):
+        return
+    while (y := gather.inputs[0]) is not None and (maker := y.producer()) is not None:
+        x, result, graph = maker.inputs[0], gather.outputs[0], gather.graph
+        rank = next((len(v.shape) for v in (y, x) if v is not None and v.shape is not None), None)  # both have it
+        alone = len(y.uses()) == 1 and not y.is_graph_output() and maker.graph is graph
+        if not alone or x is None or rank is None or axis % rank == rank - 1 or not _by_rows(maker, rank):
+            return
+        assert graph is not None
+        rows = ir.Value(name=f"{result.name}/rows", shape=result.shape, type=x.type)
+        chosen = ir.Node("", "Gather", [x, indices], list(gather.attributes.values()), outputs=[rows], name=gather.name)
+        told = [a for a in maker.attributes.values() if a.name != "axis"]
+        told += [ir.AttrInt64("axis", -1)] if maker.op_type in _NORMS else []
+        behind = ir.Node(maker.domain, maker.op_type, [rows, *maker.inputs[1:]], told, name=maker.name, num_outputs=1)
+        graph.insert_after(gather, [chosen, behind])
+        take_place(gather, [(result, behind.outputs[0])])
+        graph.remove(maker, safe=True)
+        gather = chosen
+
+
+def _by_rows(maker: ir.Node, rank: int) -> bool:
+    """True for what computes one result of each row by itself: a normalisation along the last of so many dimensions, with a
+    gain and a bias of these alone, or a conversion."""
+    if maker.domain not in ("", "ai.onnx") or any(v.name and v.uses() for v in maker.outputs[1:]):
+        return False
+    alike = all(v is None or (v.shape is not None and len(v.shape) == 1) for v in maker.inputs[1:])
+    last = maker.attributes.get_int("axis", -1) in (-1, rank - 1) and alike
+    return maker.op_type == "Cast" or (maker.op_type in _NORMS and last)
 
 
 # --- 3 and 4: attention with more inside ------------------------------------------------------------------------------
