@@ -166,22 +166,30 @@ template <int LEAST, int MOST, class T>
 
 // Numbers between panels of some depth: a line apart, or many of them would share places of the first-level cache.
 MIRAGE_INLINE int panel_size(int depth) { return (depth + 1) * BLOCK_COLS; }
+// Of eight numbers those at four places.
+template <int A, int B, int C, int D, class V>
+MIRAGE_INLINE V four_of(V x, V y) {
+#if defined(__clang__)
+    return __builtin_shufflevector(x, y, A, B, C, D);
+#else
+    typedef int32_t Places __attribute__((vector_size(16)));
+    return __builtin_shuffle(x, y, Places{A, B, C, D});
+#endif
+}
 // Four rows of LANES neighbours, `row` apart, as four columns of rows that are `apart`.
 template <class T>
 MIRAGE_INLINE void turn_four(float* __restrict to, const T* __restrict from, int64_t row, int apart) {
     typedef float Four __attribute__((vector_size(16)));
-    typedef int32_t Places __attribute__((vector_size(16)));
-    constexpr Places LOW = {0, 4, 1, 5}, HIGH = {2, 6, 3, 7}, FIRST = {0, 1, 4, 5}, LAST = {2, 3, 6, 7};
     Four x[4][LANES / 4];
     for (int q = 0; q < 4; ++q) {
         const Vector wide = load_vector(from + q * row);
         std::memcpy(x[q], &wide, sizeof wide);
     }
     for (int l = 0; l < LANES / 4; ++l) {
-        const Four low[2] = {__builtin_shuffle(x[0][l], x[1][l], LOW), __builtin_shuffle(x[2][l], x[3][l], LOW)};
-        const Four high[2] = {__builtin_shuffle(x[0][l], x[1][l], HIGH), __builtin_shuffle(x[2][l], x[3][l], HIGH)};
-        const Four column[4] = {__builtin_shuffle(low[0], low[1], FIRST), __builtin_shuffle(low[0], low[1], LAST),
-                                __builtin_shuffle(high[0], high[1], FIRST), __builtin_shuffle(high[0], high[1], LAST)};
+        const Four low[2] = {four_of<0, 4, 1, 5>(x[0][l], x[1][l]), four_of<0, 4, 1, 5>(x[2][l], x[3][l])};
+        const Four high[2] = {four_of<2, 6, 3, 7>(x[0][l], x[1][l]), four_of<2, 6, 3, 7>(x[2][l], x[3][l])};
+        const Four column[4] = {four_of<0, 1, 4, 5>(low[0], low[1]), four_of<2, 3, 6, 7>(low[0], low[1]),
+                                four_of<0, 1, 4, 5>(high[0], high[1]), four_of<2, 3, 6, 7>(high[0], high[1])};
         for (int t = 0; t < 4; ++t) std::memcpy(to + (4 * l + t) * apart, &column[t], sizeof(Four));
     }
 }

@@ -282,7 +282,7 @@ MIRAGE_INLINE float m_softsign(float x) { return x / (1.0f + m_abs(x)); }
 // x / y, and 0 where y is 0 (a softmax row without any key), unless x is no number
 MIRAGE_INLINE float m_share(float x, float y) {
     const float q = x / y;
-    return (y == 0.0f) & (x == x) ? 0.0f : q;
+    return ((y == 0.0f) & (x == x)) ? 0.0f : q;
 }
 // x / y, and 0 where that is not a number (a softmax whose NaN become zeros), unless x alone is none
 MIRAGE_INLINE float m_div0(float x, float y) {

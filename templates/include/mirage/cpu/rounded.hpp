@@ -8,7 +8,6 @@
 #pragma once
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <immintrin.h>
 #endif
 
 #include "mirage/cpu/quantised.hpp"
@@ -74,8 +73,12 @@ MIRAGE_INLINE void put_line(int8_t* to, const int8_t* line, int count) {
     alignas(16) int8_t own[LINE], order[LINE];
     for (int i = 0; i < LINE; ++i) order[placed<BITS>(i)] = static_cast<int8_t>(i);
 #if defined(__AVX2__)
-    const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(line));
-    _mm_store_si128(reinterpret_cast<__m128i*>(own), _mm_shuffle_epi8(bytes, _mm_load_si128(reinterpret_cast<__m128i*>(order))));
+    typedef char Line __attribute__((vector_size(LINE)));
+    Line bytes, places;
+    std::memcpy(&bytes, line, sizeof bytes);
+    std::memcpy(&places, order, sizeof places);
+    bytes = __builtin_ia32_pshufb128(bytes, places);
+    std::memcpy(own, &bytes, sizeof bytes);
 #else
     for (int i = 0; i < LINE; ++i) own[i] = line[order[i]];
 #endif
@@ -150,20 +153,18 @@ struct Loops {
     MIRAGE_MEMBER void close() {}
 };
 #if defined(__AVX2__)
-#if defined(__AVX512F__)
-typedef __m512i Pairs;  // of bytes, and of their products' sums
-MIRAGE_INLINE Pairs four(int32_t x) { return _mm512_set1_epi32(x); }
-MIRAGE_INLINE Pairs pairs_of(int16_t x) { return _mm512_set1_epi16(x); }
-MIRAGE_INLINE Pairs times(Pairs q, Pairs x) { return _mm512_maddubs_epi16(q, x); }
-MIRAGE_INLINE Pairs plus(Pairs x, Pairs y) { return _mm512_add_epi16(x, y); }
-MIRAGE_INLINE Pairs joined(Pairs x, Pairs y) { return _mm512_madd_epi16(x, y); }
+// The compilers' builtins, as in math.hpp: <immintrin.h> takes longer to read than a kernel to compile.
+typedef char Chars __attribute__((vector_size(LANES * 4)));
+typedef short Pairs __attribute__((vector_size(LANES * 4)));
+#if !defined(__AVX512F__)
+MIRAGE_INLINE Pairs times(Chars q, Chars x) { return __builtin_ia32_pmaddubsw256(q, x); }
+MIRAGE_INLINE Ints joined(Pairs x, Pairs y) { return __builtin_ia32_pmaddwd256(x, y); }
+#elif defined(__clang__)
+MIRAGE_INLINE Pairs times(Chars q, Chars x) { return __builtin_ia32_pmaddubsw512(q, x); }
+MIRAGE_INLINE Ints joined(Pairs x, Pairs y) { return __builtin_ia32_pmaddwd512(x, y); }
 #else
-typedef __m256i Pairs;
-MIRAGE_INLINE Pairs four(int32_t x) { return _mm256_set1_epi32(x); }
-MIRAGE_INLINE Pairs pairs_of(int16_t x) { return _mm256_set1_epi16(x); }
-MIRAGE_INLINE Pairs times(Pairs q, Pairs x) { return _mm256_maddubs_epi16(q, x); }
-MIRAGE_INLINE Pairs plus(Pairs x, Pairs y) { return _mm256_add_epi16(x, y); }
-MIRAGE_INLINE Pairs joined(Pairs x, Pairs y) { return _mm256_madd_epi16(x, y); }
+MIRAGE_INLINE Pairs times(Chars q, Chars x) { return __builtin_ia32_pmaddubsw512_mask(q, x, Pairs{}, 0xffffffffu); }
+MIRAGE_INLINE Ints joined(Pairs x, Pairs y) { return __builtin_ia32_pmaddwd512_mask(x, y, Ints{}, 0xffffu); }
 #endif
 // The same in 16 bits, which hold the sums of a UNIT of numbers below 16; bytes are two of these.
 template <int BITS>
@@ -174,12 +175,13 @@ struct InPairs {
         int32_t bytes;
         std::memcpy(&bytes, x, sizeof bytes);
         const Words below = BITS == 8 ? q & 0x0f0f0f0fu : q;
-        low = plus(low, times(reinterpret_cast<Pairs>(below), four(bytes)));
-        if (BITS == 8) high = plus(high, times(reinterpret_cast<Pairs>((q >> 4) & 0x0f0f0f0fu), four(bytes)));
+        const Chars four = reinterpret_cast<Chars>(Words{} + static_cast<uint32_t>(bytes));
+        low += times(reinterpret_cast<Chars>(below), four);
+        if (BITS == 8) high += times(reinterpret_cast<Chars>((q >> 4) & 0x0f0f0f0fu), four);
     }
     MIRAGE_MEMBER void close() {
-        sum += reinterpret_cast<Ints>(joined(low, pairs_of(1)));
-        if (BITS == 8) sum += reinterpret_cast<Ints>(joined(high, pairs_of(16)));
+        sum += joined(low, Pairs{} + short(1));
+        if (BITS == 8) sum += joined(high, Pairs{} + short(16));
         low = high = Pairs{};
     }
 };
