@@ -229,7 +229,7 @@ class Run:
                 self.steady = False
                 w.fail(f"the kernel does not compile: {error}")
             if (refusal := self.built.failed.get(w.id)) is not None and refusal.kind:
-                self._note_refused(w, refusal.kind)
+                self._note(w, refusal.kind, refused=True)
 
     def check(self) -> None:
         """Compare every built CPU kernel with float64; a fragment that is less accurate than the rule allows is left."""
@@ -265,7 +265,7 @@ class Run:
                 checked[k].checked(outcome)
                 self.steady &= not checked[k].failed
                 if isinstance(outcome, FloatCheck) and not outcome.passed and not outcome.parted:
-                    self._note_wrong(checked[k], "cpu")
+                    self._note(checked[k], "cpu")
                 checks.put(checked[k].id, outcome)
                 self.imported.forget()
                 self.progress.step(f"{checked[k].name}: {checked[k].reason or 'agrees'}")
@@ -302,22 +302,19 @@ class Run:
             self.build(draft)
         return found
 
-    def _note_wrong(self, w: Work, kind: str) -> None:
-        """Have a fragment planned again without the muGraphs of its kernels of a kind."""
+    def _note(self, w: Work, kind: str, refused: bool = False) -> None:
+        """Have a fragment planned again without the muGraphs of its kernels of a kind, which give wrong answers; where a
+        compiler refused one of them, without such kernels."""
         assert w.plan is not None
-        tried, own = self.wrong.get(w.id, ()), w.plan.plans[kind]
-        if len(tried) < MOST_WRONG:
-            self.wrong[w.id] = (*tried, own.graph, *(o.alternative.graph for o in own.others))
-            self.faulty[w.id] = kind
-
-    def _note_refused(self, w: Work, kind: str) -> None:
-        """The same without such kernels, where a compiler refused one of them."""
-        assert w.plan is not None
-        tried, own = self.refused.get(w.id, ()), w.plan.plans[kind]
-        if len(tried) < MOST_REFUSED:
-            ways = ((own.graph, own.schedules), *((o.alternative.graph, o.alternative.schedules) for o in own.others))
-            self.refused[w.id] = (*tried, *(shaped(*way) for way in ways))
-            self.faulty[w.id] = kind
+        own, tried = w.plan.plans[kind], len((self.refused if refused else self.wrong).get(w.id, ()))
+        if tried >= (MOST_REFUSED if refused else MOST_WRONG):
+            return
+        ways = [(own.graph, own.schedules), *((o.alternative.graph, o.alternative.schedules) for o in own.others)]
+        if refused:
+            self.refused[w.id] = (*self.refused.get(w.id, ()), *(shaped(*way) for way in ways))
+        else:
+            self.wrong[w.id] = (*self.wrong.get(w.id, ()), *(graph for graph, _ in ways))
+        self.faulty[w.id] = kind
 
     def _inputs(self) -> given.Arrays | None:
         """The inputs of `--inputs`. Raises UsageError for those that do not fit the model."""
@@ -375,7 +372,7 @@ class Run:
                     problem = ""
                 w.timed(row, f.faster, problem, o.force)
                 if problem.startswith(WRONG):
-                    self._note_wrong(w, "cpu" if o.gpu is None else "cuda")
+                    self._note(w, "cpu" if o.gpu is None else "cuda")
 
     def time_whole(self, draft: Path) -> None:
         """With `--measure`, time the patched model beside the original; without `--force`, parts of operators are not replaced

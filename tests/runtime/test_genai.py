@@ -52,8 +52,11 @@ def test_a_patched_folder_says_the_same(name: str, built: Path, cache: Path, tmp
     (report,) = mi.optimize_folder(source, out, target="cpu", force=True, jobs=1, cache=str(cache)).models.values()
     joined = "use_qdq=true" in CELLS[name][1]  # onnxruntime makes products of these, which stay where they are faster
     kinds = [f.name for f in report.replaced]
-    assert "attention" in kinds and (joined or len(kinds) >= 4)
-    assert not joined or all(f.predicted_us < f.original_us for f in report.replaced if f.name != "attention")
+    attention = (
+        "qknorm_attention" if name == "hunyuan_v1_dense" else "attention"
+    )  # its queries have norms behind positions
+    assert attention in kinds and (joined or len(kinds) >= 4)
+    assert not joined or all(f.predicted_us < f.original_us for f in report.replaced if f.name != attention)
     for ours, theirs, exact in runs(out, source):
         error, original = (float(np.sqrt(np.mean((x - exact) ** 2))) for x in (ours, theirs))
         assert error <= 2 * original + 1e-6 * float(np.abs(exact).max())

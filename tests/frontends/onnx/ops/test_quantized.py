@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import mirage_cli as mi
 from mirage_cli.lax.dtypes import I4, PACKED, U2, U4, packed, unpacked
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.runtime import sessions
@@ -88,6 +91,36 @@ def test_groups_of_positions() -> None:
     stays = read(outside)
     assert list(stays.reasons.values()) == ["groups of positions of a weight that the model does not hold"]
     assert str(stays.graph.tensors[stays.values["y"]]) == "f32[a, b, 6]"
+
+
+def test_groups_whose_zero_points_onnxruntime_ignores(cache: Path, tmp_path: Path) -> None:
+    """Verification names the node of which onnxruntime's CPU computes something else; the fragment is what the node means."""
+    scattered = np.random.default_rng(2).permutation(64).astype(np.int32) // 16
+    onnx.save(n_bits(4, 16, 64, {4: scattered, 3: whole(256, WIDE, 2)}), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    mi.optimize(tmp_path / "model.onnx", out, target="cpu", force=True, jobs=1, cache=str(cache))
+    failed = [f for f in mi.verify(out).findings if not f.passed]
+    assert [f.check for f in failed] == ["reference"]
+    assert "something else than its nodes mean: MatMulNBits 'y'" in failed[0].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements"),
+    [(TensorProto.FLOAT8E4M3FNUZ, ml_dtypes.float8_e4m3fnuz), (TensorProto.FLOAT8E5M2FNUZ, ml_dtypes.float8_e5m2fnuz)],
+)
+def test_numbers_of_other_ranges_are_not_read(kind: int, elements: Any) -> None:
+    """Of the forms without a negative zero the same bits are other numbers: the type is named, and float64 has its meaning."""
+    numbers = noise(DEEP, WIDE).astype(elements)
+    stored = helper.make_tensor("q", kind, [DEEP, WIDE], numbers.tobytes(), raw=True)
+    node = helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=1)
+    scales, x = 1 + abs(noise(WIDE)), noise(2, 3, DEEP)
+    before = model(node, {"q": stored, "s": scales})
+    (reason,) = read(before).reasons.values()
+    assert reason == f"constant 'q' has element type {np.dtype(elements).name.replace('_', '')}, which is not read"
+    (found,) = evaluate.run(before, {"x": x}).values()
+    np.testing.assert_allclose(found, x @ (numbers.astype(np.float64) * scales), rtol=1e-6, atol=1e-6)
+    cast = model(helper.make_node("Cast", ["q"], ["w"], to=TensorProto.FLOAT), {"q": stored})
+    assert "fnuz" in next(iter(read(cast).reasons.values()))
 
 
 @pytest.mark.parametrize("zeros", ["none", "packed", "float"])
