@@ -260,7 +260,7 @@ def describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, objec
     index = {name: i for i, name in enumerate(op.symbols)}
     room: list[tuple[int, ...]] = []
     if (r := op.room) is not None:
-        room = [(index[r.symbol], 0, 0, 0), (index[r.symbol], index[r.least], r.input)]
+        room = [(index[r.symbol], 0, 0, 0), (index[r.symbol], index[r.least], r.input, index.get(r.more, -1))]
     tensors: list[dict[str, object]] = []
     dims: list[tuple[int, list[int]]] = []
     roles = [f"in[{i}]" for i in range(len(op.inputs))] + [f"out[{i}]" for i in range(len(op.outputs))]
@@ -284,7 +284,7 @@ def describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, objec
         "dims": dims,
         "symbols": op.symbols,
         "recoveries": [(index[step.symbol], step.input, step.dim, step.more) for step in op.recoveries()] + room[:1],
-        "room": room[1] if room else (-1, -1, -1),
+        "room": room[1] if room else (-1, -1, -1, -1),
         "variants": [f"mirage_{op.id}_cpu_{isa}" for isa in cpu.isas()],
         "workspace_variants": [f"mirage_{op.id}_workspace_cpu_{isa}" for isa in cpu.isas()],
         "packings": f"mirage_{op.id}_packings_cpu_{cpu.isas()[0]}",

@@ -43,11 +43,12 @@ class Recovery:
 @dataclass(frozen=True, slots=True)
 class Room:
     """A symbol that no shape tells: the number in input `input`, which lies in the host's memory, or symbol `least` where
-    that is more."""
+    that is more; or, with no input, the sum of symbols `least` and `more`."""
 
     symbol: str
     least: str
-    input: int
+    input: int = -1
+    more: str = ""
 
 
 @dataclass(frozen=True, slots=True)

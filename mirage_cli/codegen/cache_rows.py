@@ -27,7 +27,8 @@ class CacheRows:
     positions that are `listed` or follow what is filled. Queries that are apart and not turned are no operand.
 
     Its results are the queries, where they are packed or turned, both caches, and for each sequence how many positions were
-    filled before and which is the last one."""
+    filled before and which is the last one. Caches of a window's size are further results: those that attention reads hold
+    what they kept and all that is new, and rows of these are counted."""
 
     dtype: str
     heads: int
@@ -39,8 +40,14 @@ class CacheRows:
     listed: bool = False
     lengths: int = 1  #: dimensions, the others than the first have one position
     whole: int = 0  #: likewise, of one position each
+    window: int = 0  #: positions that a query sees where caches keep little more; 0: they keep all
     scales: int = 0  #: that a cache has: 1, or one for each of its `shared * size` channels; 0: it has the `dtype`
     stored: str = ""  #: the element type of a cache with scales
+
+    @property
+    def launches(self) -> int:
+        """Of its kernels: what a cache of the window's size keeps is copied by one of its own."""
+        return 2 if self.window else 1
 
     @property
     def problem(self) -> str:
@@ -69,8 +76,12 @@ class CacheRows:
         """The identifier of its kernels: its fields."""
         own = (self.heads, self.shared, self.size, self.turned, self.interleaved, self.packed, self.listed)
         told = "".join(f"{c}{int(n)}" for c, n in zip(_LETTERS, own, strict=False))
-        return f"{self.dtype}{told}n{self.lengths}w{self.whole}" + (
-            f"q{self.scales}{self.stored}" if self.scales else ""
+        return "".join(
+            [
+                f"{self.dtype}{told}n{self.lengths}w{self.whole}",
+                f"s{self.window}" if self.window else "",
+                f"q{self.scales}{self.stored}" if self.scales else "",
+            ]
         )
 
     @property
@@ -87,7 +98,7 @@ class CacheRows:
                 f"cache_rows.{suffix}.j2",
                 id=self.id,
                 types=(type_, SCALED.get(self.stored, type_)),
-                numbers=[*told, str(self.scales > 1).lower()],
+                numbers=[*told, str(self.scales > 1).lower(), str(self.window)],
             )
             for suffix, type_ in zip(("cpp", "cu"), _TYPES[self.dtype], strict=True)
         )
@@ -96,7 +107,7 @@ class CacheRows:
 def named(op_type: str) -> CacheRows | None:
     """The operator with a name; None for names of others."""
     numbers = "".join(rf"{c}(\d+)" for c in "hkdtiplnw")
-    found = re.fullmatch(rf"{_NAME}(b?f\d+){numbers}(?:q(\d+)({'|'.join(SCALED)}))?", op_type)
+    found = re.fullmatch(rf"{_NAME}(b?f\d+){numbers}(?:s(\d+))?(?:q(\d+)({'|'.join(SCALED)}))?", op_type)
     if found is None:
         return None
     kinds: dict[str, Any] = {"str": str, "int": int, "bool": lambda n: bool(int(n))}

@@ -183,7 +183,7 @@ class Work:
             return plan.losses
         if plan.target == "cpu" and len(self.plan.plans) > 1:
             return ()
-        beside = load_target(plan.target).launch_us * len(self.beside)
+        beside = load_target(plan.target).launch_us * sum(rows.launches for rows in self.beside.values())
         return replace(plan, predicted_us=plan.predicted_us + beside).losses
 
     def timed(self, row: forms.Measured, faster: bool, problem: str, force: bool) -> None:

@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from mirage_cli.codegen import cache_rows
 from mirage_cli.errors import UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx.preparation import cache_sizes
@@ -41,7 +42,7 @@ def example_inputs(model: ir.Model | onnx.ModelProto, dims: Mapping[str, int], s
     """
     if isinstance(model, onnx.ModelProto):
         model = ir.from_proto(model)
-    graph, dims = _Graph(model), _with_caches(model, dims)
+    graph, dims = _Graph(model), with_caches(model, dims)
     cached = any("past" in (v.name or "") for v in graph.given)
     return {v.name or "": _array(v, graph, dims, seed, cached) for v in graph.given}
 
@@ -50,7 +51,7 @@ def expressions(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, st
     """Texts in Python that draw the inputs of a model, by name, of numpy as `np` and a generator called `random`; None
     where an input is of a type that numpy has not. Raises UsageError as `example_inputs`."""
     parsed = ir.from_proto(model)
-    graph, dims, drawn = _Graph(parsed), _with_caches(parsed, dims), {}
+    graph, dims, drawn = _Graph(parsed), with_caches(parsed, dims), {}
     for value in graph.given:
         name, shape = value.name or "", dimensions(value, dims)
         if value.dtype is None or value.dtype == ir.DataType.STRING or value.dtype.numpy().isbuiltin != 1:
@@ -82,9 +83,10 @@ def dimensions(value: ir.Value, dims: Mapping[str, int]) -> tuple[int, ...]:
     )
 
 
-def _with_caches(model: ir.Model, dims: Mapping[str, int]) -> dict[str, int]:
+def with_caches(model: ir.Model, dims: Mapping[str, int]) -> dict[str, int]:
     """`dims` with the size of a head in caches and, where a padding mask over caches and new tokens has a length of its own,
-    with that: one new token, as onnxruntime's batches take no more behind a past, and the past ones."""
+    with that: one new token, as onnxruntime's batches take no more behind a past, and the past ones. Caches of a window's size
+    have the window's."""
     windows = _windows(model)
     found = cache_sizes(model) | windows | dict(dims)
     shapes = {v.name or "": _dims(v) for v in model.graph.inputs if v.shape is not None}
@@ -104,10 +106,11 @@ def _windows(model: ir.Model) -> dict[str, int]:
     """The positions of caches that have a window's size, by the symbols of their dimension."""
     found: dict[str, int] = {}
     for node in model.graph:
-        past = node.inputs[3] if len(node.inputs) > 3 else None
+        own = cache_rows.named(node.op_type) if node.domain == cache_rows.DOMAIN else None
         windowed, size = (node.attributes.get_int(n, 0) for n in ("sliding_window_cache", "local_window_size"))
-        if windowed and past is not None and past.shape is not None and len(past.shape) == 4:
-            name = _dims(past)[2]
+        size = own.window if own is not None else size if windowed else 0
+        pasts = [v for v in node.inputs if size and v is not None and v.is_graph_input() and len(_dims(v)) == 4]
+        for name in (_dims(past)[2] for past in pasts):
             if isinstance(name, str) and name.isidentifier():
                 found[name] = max(size, found.get(name, 0))
     return found

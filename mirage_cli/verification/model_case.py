@@ -14,7 +14,7 @@ from mirage_cli.errors import Crashed, MirageError, ModelError, Refused, UsageEr
 from mirage_cli.frontends import Imported
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.runtime import sessions
-from mirage_cli.runtime.example import example_inputs
+from mirage_cli.runtime.example import example_inputs, with_caches
 from mirage_cli.verification import bisection
 from mirage_cli.verification.bisection import Case
 from mirage_cli.verification.findings import Verification
@@ -94,6 +94,8 @@ def made(
     """The inputs (those that are `given`, else drawn ones), what the original makes of them, and a float64 run. What the
     original and the patched model without its library make of them is judged; None where a model does not run."""
     stated = models.stated()
+    if models.original is not None:  # its nodes tell what caches are, the patched one's are taken apart
+        sizes = with_caches(models.original.model, sizes)
 
     def drawn(k: int) -> tuple[Arrays, Arrays, Arrays | None]:
         inputs = given if given is not None else example_inputs(models.imported.model, sizes, seed + k)

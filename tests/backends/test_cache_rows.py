@@ -37,6 +37,12 @@ FORMS = {
     "int4 as it is": CacheRows("f32", 4, 2, 32, scales=1, stored="u4"),
     "float16": CacheRows("f16", 4, 2, 16, turned=16, packed=True),
     "float8 as it is": CacheRows("f32", 1, 1, 16, scales=1, stored="e4m3"),
+    "window": CacheRows("f32", 4, 2, 16, turned=16, window=4),
+    "window, packed": CacheRows("f16", 4, 2, 16, turned=8, interleaved=True, packed=True, lengths=2, window=4),
+    "window, listed": CacheRows("f32", 4, 2, 16, turned=16, listed=True, window=4),
+    "window, int8": CacheRows("f32", 4, 2, 16, turned=16, window=4, scales=32, stored="i8"),
+    "window, int4": CacheRows("f32", 4, 2, 32, packed=True, window=4, scales=1, stored="u4"),
+    "window, float8": CacheRows("f32", 4, 2, 16, window=4, scales=1, stored="e4m3"),
 }
 #: new positions, filled ones of each sequence with them, the whole length
 RUNS = {
@@ -45,6 +51,14 @@ RUNS = {
     "one": (1, [1, 1], 1),
     "more": (3, [8], 8),
     "none": (2, [0], 2),
+}
+#: and of caches of a window's size: prompts longer than they are, steps that drop positions, several tokens
+SLID = RUNS | {
+    "long prompt": (12, [12, 9, 2], 12),
+    "full": (1, [6, 5], 6),
+    "slides": (1, [7, 13], 13),
+    "more that slide": (3, [9], 9),
+    "many": (9, [15], 15),
 }
 TABLE = 16
 _TYPES: dict[str, Any] = {
@@ -98,7 +112,8 @@ def arrays(rows: CacheRows, new: int, ends: list[int], whole: int, room: int) ->
         for row, end in enumerate(ends):
             found[name][row, :, max(end - new, 0) :] = np.nan
     found["lengths"] = (np.array(ends, np.int32) - 1).reshape(found["lengths"].shape)
-    found["whole"] = np.full(found["whole"].shape, whole, np.int32)
+    if not rows.window:
+        found["whole"] = np.full(found["whole"].shape, whole, np.int32)
     if rows.listed:
         found["positions"] = rng.integers(0, TABLE, (len(ends), new))
     return found
@@ -145,7 +160,10 @@ def test_the_kernel_says_what_its_function_says(form: str, library: Path) -> Non
     def close(a: NDArray[Any], b: NDArray[Any]) -> None:
         np.testing.assert_allclose(a.astype(np.float64), b.astype(np.float64), **near)
 
-    for new, ends, whole in RUNS.values():
+    for new, ends, whole in (SLID if rows.window else RUNS).values():
+        if rows.window:
+            slid(rows, (ours, theirs), close, new, ends, whole)
+            continue
         for room, shared in ((max(whole - new, 0), False), (whole + 3, False), (whole + 3, True)):
             given = arrays(rows, new, ends, whole, room)
             own, wanted = bound(ours, given, shared), dict(sessions.run(theirs, given))
@@ -162,6 +180,47 @@ def test_the_kernel_says_what_its_function_says(form: str, library: Path) -> Non
                         assert own[name][row, :, last:].tobytes() == past.tobytes()
                     else:
                         assert (own[name][row, :, last:] == 0).all()
+
+
+def slid(rows: CacheRows, both: tuple[Any, Any], close: Any, new: int, ends: list[int], whole: int) -> None:
+    """Assert that a kernel and its function say the same of caches of a window's size, and what they keep."""
+    for slots, shared in ((4, False), (4, True), (6, False), (6, True), (9, True)):
+        several = slots - rows.window + 1
+        dropped = [several * -(-max(n - slots, 0) // several) for n in (*ends, *(max(e - new, 0) for e in ends))]
+        begins, firsts = dropped[: len(ends)], dropped[len(ends) :]
+        given = arrays(rows, new, ends, whole, slots)
+        for row, end in enumerate(ends):
+            for name in ("past_key", "past_value") if rows.cache.is_float else ():
+                kept = given[name][row, :, : max(end - new, 0) - firsts[row]]
+                kept[...] = np.random.default_rng(row).standard_normal(kept.shape)
+        own, wanted = bound(both[0], given, shared), dict(sessions.run(both[1], given))
+        kind = given["past_key"].dtype  # onnxruntime's own arrays of float8 are bytes
+        own |= {name: a.view(kind) for name, a in own.items() if name.startswith("read")}
+        np.testing.assert_array_equal(own["before"], [max(e - new, 0) - f for e, f in zip(ends, firsts, strict=True)])
+        np.testing.assert_array_equal(own["last"], [e - 1 - f for e, f in zip(ends, firsts, strict=True)])
+        assert own.keys() == wanted.keys()
+        for name in ("turned", "before", "last"):
+            if name in own:
+                close(own[name], wanted[name])
+        for x in ("key", "value"):
+            for row, end in enumerate(ends):
+                read, count = own[f"read_{x}"][row], max(end, new) - firsts[row]
+                close(read[:, :count], wanted[f"read_{x}"][row, :, :count])
+                present, kept = own[f"present_{x}"][row], end - begins[row]
+                assert kept >= min(end, rows.window)
+                moved = begins[row] - firsts[row]
+                assert present[:, :kept].tobytes() == read[:, moved : moved + kept].tobytes()
+                close(present[:, :kept], wanted[f"present_{x}"][row, :, :kept])
+                behind = given[f"past_{x}"][row, :, kept:] if shared else np.zeros_like(present[:, kept:])
+                assert present[:, kept:].tobytes() == behind.tobytes()
+                assert (wanted[f"present_{x}"][row, :, kept:] == 0).all()
+
+
+def test_a_cache_that_is_less_than_its_window_is_refused(library: Path) -> None:
+    rows = FORMS["window"]
+    session = sessions.session(model(rows).SerializeToString(), library=library)
+    with pytest.raises(Exception, match="refused these shapes"):
+        sessions.run(session, arrays(rows, 1, [3], 3, 3))
 
 
 def test_numbers_of_float8_are_the_nearest(library: Path) -> None:
@@ -207,6 +266,7 @@ def test_a_name_tells_all() -> None:
 def test_it_compiles_for_gpus(tmp_path: Path, with_nvcc: Toolchain) -> None:
     several = [
         *(FORMS[name] for name in ("float16", "int8 by channels", "int4 by channels", "float8 by channels")),
+        *(FORMS[name] for name in ("window, packed", "window, int4")),
         CacheRows("bf16", 8, 2, 128, 64, True, False, True, 2, 1),
     ]
     specs, sources = (

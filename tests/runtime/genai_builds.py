@@ -24,6 +24,14 @@ CELLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hunyuan_v1_dense": ("int4", ()),
     "phi3": ("int4", ()),
     "ernie4_5": ("int4", ()),
+    "gemma2": ("fp32", ()),
+    "smollm3": ("int4", ()),
+}
+WINDOW = 8
+#: those whose first layer sees so many positions, with a cache of the window's size, and what their configuration has
+WINDOWED: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16},
+    "smollm3": {"use_sliding_window": True},
 }
 WORDS = 128
 _SIZES = {
@@ -57,7 +65,11 @@ def weights(name: str, place: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **{**_SIZES, **_OWN.get(name, {})})
+    more = dict(_OWN.get(name, {})) | WINDOWED.get(name, {})
+    if name in WINDOWED:
+        kinds = ["sliding_attention", "full_attention"]
+        more |= {"sliding_window": WINDOW, "layer_types": kinds, "num_hidden_layers": len(kinds)}
+    config = AutoConfig.for_model(name, **{**_SIZES, **more})
     AutoModelForCausalLM.from_config(config).save_pretrained(place)
     words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(WORDS)}, unk_token="w3"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w3").save_pretrained(place)

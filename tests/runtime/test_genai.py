@@ -4,6 +4,7 @@ needs the extra `genai` is skipped where it is not installed."""
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from mirage_cli.benchmark.options import BenchOptions
 from mirage_cli.checks import whole_model
 from mirage_cli.files.output import LIBRARY, MODEL
 from mirage_cli.runtime import sessions
-from tests.runtime.genai_builds import CELLS, WORDS
+from tests.runtime.genai_builds import CELLS, WINDOWED, WORDS
 
 pytestmark = pytest.mark.usefixtures("one_isa")
 #: the greatest difference of logits beside their size where the original computes with activations of 8 bits, and elsewhere
@@ -46,7 +47,7 @@ def built(shared_folder: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", [name for name in CELLS if name not in WINDOWED])
 def test_a_patched_folder_says_the_same(name: str, built: Path, cache: Path, tmp_path: Path) -> None:
     source, out = built / name, tmp_path / "out"
     (report,) = mi.optimize_folder(source, out, target="cpu", force=True, jobs=1, cache=str(cache)).models.values()
@@ -78,6 +79,43 @@ def test_a_folder_is_verified(name: str, built: Path, cache: Path, tmp_path: Pat
     np.savez(tmp_path / "step.npz", **following(feeds, theirs, lengths + 1))
     result = mi.verify(out, inputs=str(tmp_path / "step.npz"))
     assert result.passed, result
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_caches_of_the_window_s_size(name: str, built: Path, cache: Path, tmp_path: Path) -> None:
+    source, out = built / name, tmp_path / "out"
+    (report,) = mi.optimize_folder(source, out, target="cpu", force=True, jobs=1, cache=str(cache)).models.values()
+    assert (
+        sum(f.occurrences for f in report.replaced if f.name == "attention") == 2
+    )  # one with such a cache, one without
+    result = mi.verify(out)
+    assert result.passed and not any("not compared" in note for note in result.notes), result
+    for own, right in zip(beyond(out), beyond(source), strict=True):
+        assert np.abs(own - right).max() <= (EXACT if CELLS[name][0] == "fp32" else ROUNDED) * np.abs(right).max()
+
+
+def beyond(folder: Path) -> Iterator[NDArray[Any]]:
+    """Logits in onnxruntime-genai of prompts and steps beyond a window, after going back, and of two sequences at once."""
+    genai = pytest.importorskip("onnxruntime_genai")
+    model = genai.Model(str(folder))
+    words = np.random.default_rng(1).integers(3, WORDS, (2, 40)).astype(np.int32)
+    generators = []
+    for count in (1, 2):
+        parameters = genai.GeneratorParams(model)
+        parameters.set_search_options(max_length=48, batch_size=count)
+        generators.append(genai.Generator(model, parameters))
+    one, two = generators
+    for back, row, places in ((None, 0, (0, 5, 6, 9, 10, 12, 20, 21)), (19, 1, (19, 20)), (0, 1, (0, 3, 4, 17, 18))):
+        if back is not None:
+            one.rewind_to(back)
+        for first, last in itertools.pairwise(places):
+            one.append_tokens(words[row : row + 1, first:last])
+            yield np.array(one.get_logits())
+    two.append_tokens(words[:, :12])
+    yield np.array(two.get_logits())
+    for _ in range(3):
+        two.generate_next_token()
+        yield np.array(two.get_logits())
 
 
 def runs(out: Path, source: Path) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:

@@ -30,7 +30,7 @@ Split and MultiHeadAttention) and the bias of MultiHeadAttention are taken apart
 has to be a tensor to be stored between fragments. So is GroupQueryAttention behind a cache whose lengths are inputs: its
 rotary embeddings and the writing of new keys and values into the cache, an operator of the library (in place where past
 and present are one buffer), and attention, which compares positions with integers that this operator tells. It stays
-as it is with a cache of the window's size, and with one of float8e4m3fn before opset 19, whose Cast lacks that
+as it is with a cache of the window's size and a bias, and with one of float8e4m3fn before opset 19, whose Cast lacks that
 type. onnxruntime's CPU has no such caches: `verify` takes the float64 run in its place. What the operator gives for padding
 behind a sequence's end, which its description leaves open, is not what onnxruntime's CPU gives, nor is what a model
 computes of that.

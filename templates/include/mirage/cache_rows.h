@@ -3,6 +3,10 @@
 //
 // Lengths are numbers in memory, so a graph of CUDA that was captured once serves every step. A past cache that is the present
 // one is written where it lies; else what is filled is copied, and what is behind the new rows becomes 0.
+//
+// Position p of a sequence has the row p - `dropped` of a buffer, 0 but for caches of a window's size. Attention of such reads
+// buffers of their own, which hold what the past caches did and all new rows. When these are complete (a second pass), what the
+// present caches keep is copied from them: nothing is moved that anybody still reads, in place too.
 #ifndef MIRAGE_CACHE_ROWS_H
 #define MIRAGE_CACHE_ROWS_H
 
@@ -43,12 +47,12 @@ struct PerElement<Nibbles> {
 };
 
 // T: element, C: element of the caches, T or another one, whose scales are one or one for each of the CHANNELS; SIZE numbers of a head, the first TURNED of which are turned (0: none), as neighbours (INTERLEAVED) or halves;
-// PACKED: queries, keys and values in one tensor; LISTED: positions are listed and not counted from what is filled.
-template <class T_, class C_, int HEADS_, int SHARED_, int SIZE_, int TURNED_, bool INTERLEAVED, bool PACKED, bool LISTED, bool CHANNELS>
+// PACKED: queries, keys and values in one tensor; LISTED: positions are listed and not counted from what is filled; WINDOW: positions that a query sees where caches keep little more (0: caches keep all).
+template <class T_, class C_, int HEADS_, int SHARED_, int SIZE_, int TURNED_, bool INTERLEAVED, bool PACKED, bool LISTED, bool CHANNELS, int WINDOW_>
 struct CacheRows {
     using T = T_;
     using C = C_;
-    static constexpr int HEADS = HEADS_, SHARED = SHARED_, SIZE = SIZE_, TURNED = TURNED_;
+    static constexpr int HEADS = HEADS_, SHARED = SHARED_, SIZE = SIZE_, TURNED = TURNED_, WINDOW = WINDOW_;
     static constexpr int PER = PerElement<C>::NUMBERS, PAIRS = SIZE / 2 / PER, BYTES = SIZE / PER * int(sizeof(C));
     static constexpr int QUERIES = PACKED || TURNED > 0 ? HEADS : 0;  // that are written
     static constexpr int ROWS = QUERIES + 2 * SHARED;                  // of a new position
@@ -58,35 +62,46 @@ struct CacheRows {
     const T *cos, *sin;
     const int64_t* listed;
     T* turned;
-    C* present[2];
+    C *read[2], *present[2];  // what attention reads, and what the caches are then
     const float* scale[2];
     int64_t *before, *last;
     int64_t batch, count, filled_room, room, table;
 
-    // `extents`: batch, new positions, positions of the past and of the present caches, of the tables
+    // `extents`: batch, new positions, positions of the past caches and of what attention reads, of the tables
     static CacheRows of(const void* const* in, void* const* out, const int64_t* extents) {
         CacheRows r{};
         int i = 0, o = 0;
         for (int k = QUERIES > 0 ? 0 : 1; k < (PACKED ? 1 : 3); ++k) r.given[k] = static_cast<const T*>(in[i++]);
         for (int k = 0; k < 2; ++k) r.past[k] = static_cast<const C*>(in[i++]);
         r.lengths = static_cast<const int32_t*>(in[i++]);
-        ++i;  // the whole length, which the size of the present caches has
+        if (WINDOW == 0) ++i;  // the whole length, which the size of the present caches has
         if (TURNED > 0) r.cos = static_cast<const T*>(in[i++]), r.sin = static_cast<const T*>(in[i++]);
         if (LISTED) r.listed = static_cast<const int64_t*>(in[i++]);
         for (int k = 0; sizeof(C) == 1 && k < 2; ++k) r.scale[k] = static_cast<const float*>(in[i++]);
         if (QUERIES > 0) r.turned = static_cast<T*>(out[o++]);
-        for (int k = 0; k < 2; ++k) r.present[k] = static_cast<C*>(out[o++]);
+        for (int k = 0; k < 2; ++k) r.read[k] = r.present[k] = static_cast<C*>(out[o++]);
         r.before = static_cast<int64_t*>(out[o++]), r.last = static_cast<int64_t*>(out[o++]);
+        for (int k = 0; WINDOW > 0 && k < 2; ++k) r.present[k] = static_cast<C*>(out[o++]);
         r.batch = extents[0], r.count = extents[1], r.filled_room = extents[2], r.room = extents[3];
         r.table = TURNED > 0 ? extents[4] : 0;
         return r;
     }
 
     MIRAGE_DEVICE int64_t rows() const { return batch * count * ROWS; }
-    MIRAGE_DEVICE int64_t old_rows() const { return past[0] == present[0] && past[1] == present[1] ? 0 : 2 * batch * SHARED * room; }
+    MIRAGE_DEVICE int64_t old_rows() const { return WINDOW == 0 && in_place(0) && in_place(1) ? 0 : 2 * batch * SHARED * old_room(); }
+    MIRAGE_DEVICE int64_t kept_rows() const { return WINDOW == 0 ? 0 : 2 * batch * SHARED * filled_room; }
+    MIRAGE_DEVICE int64_t old_room() const { return WINDOW > 0 ? filled_room : room; }
+    MIRAGE_DEVICE bool in_place(int64_t k) const { return past[k] == present[k]; }
+    // True if the caches have room for a window.
+    bool fits() const { return filled_room >= WINDOW; }
     MIRAGE_DEVICE int64_t filled(int64_t b) const {
         const int64_t n = static_cast<int64_t>(lengths[b]) + 1 - count;
         return n > 0 ? n : 0;
+    }
+    // How many positions caches have dropped that had so many: those of a window's size drop several at once when they are full.
+    MIRAGE_DEVICE int64_t dropped(int64_t positions) const {
+        const int64_t over = positions - filled_room, several = filled_room - WINDOW + 1;
+        return WINDOW > 0 && over > 0 ? (over + several - 1) / several * several : 0;
     }
 
     struct Row {
@@ -101,13 +116,14 @@ struct CacheRows {
     MIRAGE_DEVICE Row row(int64_t number) const {
         const int head = static_cast<int>(number % ROWS) + (HEADS - QUERIES);
         const int64_t token = number / ROWS, b = token / count, start = filled(b), place = start + token % count;
-        if (number % ROWS == 0 && token % count == 0) before[b] = start, last[b] = lengths[b];
+        const int64_t first = dropped(start);
+        if (number % ROWS == 0 && token % count == 0) before[b] = start - first, last[b] = lengths[b] - first;
         const int part = head < HEADS ? 0 : head < HEADS + SHARED ? 1 : 2, own = head - (part > 0 ? HEADS : 0) - (part > 1 ? SHARED : 0);
         Row r = {PACKED ? given[0] + (token * (HEADS + 2 * SHARED) + head) * SIZE
                         : given[part] + (token * (part == 0 ? HEADS : SHARED) + own) * SIZE,
                  nullptr, nullptr, nullptr, -1};
         if (part == 0) r.query = turned + (token * HEADS + own) * SIZE;
-        else if (place < room) r.cache = present[part - 1] + ((b * SHARED + own) * room + place) * (SIZE / PER);
+        else if (place - first < room) r.cache = read[part - 1] + ((b * SHARED + own) * room + place - first) * (SIZE / PER);
         if (part > 0) r.scale = scale[part - 1] + (CHANNELS ? own * SIZE : 0);
         if (TURNED > 0 && part < 2) {
             const int64_t at = LISTED ? listed[token] : place;
@@ -166,7 +182,7 @@ struct CacheRows {
 
     // True if all rows begin at multiples of 16 bytes, where UNITS are moved.
     bool aligned() const {
-        const void* const all[] = {given[0], given[1], given[2], cos, sin, turned, present[0], present[1]};
+        const void* const all[] = {given[0], given[1], given[2], cos, sin, turned, read[0], read[1]};
         for (const void* p : all)
             if (reinterpret_cast<uintptr_t>(p) % sizeof(Chunk) != 0) return false;
         return true;
@@ -191,18 +207,29 @@ struct CacheRows {
         *reinterpret_cast<Chunk*>(to + x) = a;
     }
 
-    // A row of a present cache that is not new.
+    // A row of a cache that is not new.
     struct Old {
         const C* from;  // nullptr: zeros
         C* to;          // nullptr: it stays
     };
 
     MIRAGE_DEVICE Old old_row(int64_t number) const {
-        const int64_t place = number % room, head = number / room % (batch * SHARED), k = number / room / (batch * SHARED);
-        const int64_t start = filled(head / SHARED);
-        if (past[k] == present[k] || (place >= start && place < start + count)) return {nullptr, nullptr};
-        C* const to = present[k] + (head * room + place) * (SIZE / PER);
+        const int64_t place = number % old_room(), head = number / old_room() % (batch * SHARED), k = number / old_room() / (batch * SHARED);
+        const int64_t all = filled(head / SHARED), start = all - dropped(all);
+        if (WINDOW > 0 ? place >= start : in_place(k) || (place >= start && place < start + count)) return {nullptr, nullptr};
+        C* const to = read[k] + (head * room + place) * (SIZE / PER);
         return {place < start && place < filled_room ? past[k] + (head * filled_room + place) * (SIZE / PER) : nullptr, to};
+    }
+
+    // A row of a present cache of the window's size, from what attention reads.
+    MIRAGE_DEVICE Old kept_row(int64_t number) const {
+        const int64_t place = number % filled_room, head = number / filled_room % (batch * SHARED), k = number / filled_room / (batch * SHARED);
+        const int64_t all = filled(head / SHARED), first = dropped(all), total = static_cast<int64_t>(lengths[head / SHARED]) + 1;
+        const int64_t begin = dropped(total);
+        const bool real = place < total - begin, there = in_place(k) && (!real || (begin == first && place < all - first));
+        if (there) return {nullptr, nullptr};
+        C* const to = present[k] + (head * filled_room + place) * (SIZE / PER);
+        return {real ? read[k] + (head * room + place + begin - first) * (SIZE / PER) : nullptr, to};
     }
 };
 

@@ -337,6 +337,8 @@ private:
         if (op->room.input >= 0) {
             const int64_t least = symbols[op->room.least], number = *static_cast<const int32_t*>(in[op->room.input]);
             symbols[op->room.symbol] = number > least ? number : least;
+        } else if (op->room.symbol >= 0) {
+            symbols[op->room.symbol] = symbols[op->room.least] + symbols[op->room.more];
         }
         for (int i = 0; i < op->output_count; ++i) {
             const Tensor& tensor = op->outputs[i];

@@ -42,9 +42,10 @@ struct Recovery {
     int64_t more;
 };
 
-// Symbol `symbol` is the number in input `input`, which lies in the host's memory, or symbol `least` where that is more.
+// Symbol `symbol` is the number in input `input`, which lies in the host's memory, or symbol `least` where that is more; or, with
+// no input, the sum of symbols `least` and `more`.
 struct Room {
-    int symbol, least, input;  // -1: there is none
+    int symbol, least, input, more;  // -1: there is none
 };
 
 struct Operator {

@@ -163,7 +163,7 @@ def test_sizes_that_the_model_knows(sizes: tuple[str, str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("form", "name", "value"),
-    [("window", "sliding_window_cache", 1), ("int8", "kv_cache_bit_width", 4), ("int4", "kv_cache_bit_width", 8)],
+    [("int8", "kv_cache_bit_width", 4), ("int4", "kv_cache_bit_width", 8)],
 )
 def test_other_caches_stay(form: str, name: str, value: int) -> None:
     """Their positions hold something else."""

@@ -2,10 +2,12 @@
 
 1. New rows: queries and keys are turned, and keys and values written into the caches behind what is filled, in place where a
    caller gives past and present one address. That is an operator of our own (`codegen/cache_rows.py`), with a function in
-   standard operators; it tells how many positions of each sequence were `before` and which is the `last` one.
-2. Attention in standard operators, over all positions for which the present caches have room: a query sees the keys up to its
-   own place, within the window. What nothing was written to may hold anything and is not read. How far to go is a number in
-   memory: kernels leave out what is behind it, and a graph of CUDA serves every step.
+   standard operators; it tells how many positions of each sequence were `before` and which is the `last` one. Caches of a
+   window's size, which drop positions, are written beside buffers that hold what they kept and all that is new: these are
+   read, and their rows counted.
+2. Attention in standard operators, over all positions for which the caches that are read have room: a query sees the keys
+   up to its own place, within the window. What nothing was written to may hold anything and is not read. How far to go is
+   a number in memory: kernels leave out what is behind it, and a graph of CUDA serves every step.
 """
 
 from __future__ import annotations
@@ -72,15 +74,15 @@ def _norms_before(node: ir.Node) -> None:
 
 
 def _layer(node: ir.Node, opset: int) -> _Layer | None:
-    """A node that can be taken apart; None for others, which are read as they are or stay: of known lengths, with a cache of
-    the window's size, scores as an output."""
+    """A node that can be taken apart; None for others, which are read as they are or stay: of known lengths, with
+    scores as an output, with a cache of the window's size that is none or a bias, which has all positions."""
     given: list[ir.Value | None] = [*node.inputs, *[None] * (_INPUTS - len(node.inputs))]
     told = {name: a.value for name, a in node.attributes.items()}
     heads, shared = told.get("num_heads", 0), told.get("kv_num_heads", 0)
     size = _size(given[0], heads, 0 if given[1] is not None else shared)
     past, new = _dim(given[3], 2, 4), _dim(given[0], 1, 3)
     understood = len(given) == _INPUTS and not any(v is not None for i, v in enumerate(given) if i not in _READ)
-    more = told.get("qk_output") or told.get("sliding_window_cache") or len(node.outputs) > 3
+    more = told.get("qk_output") or len(node.outputs) > 3
     plain = told.get("causal", 1) == 1 and not more
     known = heads and shared and heads % shared == 0 and size and past is not None and new is not None
     if not (understood and plain and known) or any(given[i] is None for i in (0, 3, 4, 5, 6)):
@@ -89,12 +91,15 @@ def _layer(node: ir.Node, opset: int) -> _Layer | None:
     fixed = given[6] is None or given[6].const_value is not None
     if fixed or past == 0:
         return None
+    windowed, window = told.get("sliding_window_cache", 0), told.get("local_window_size", -1)
+    if windowed and (window < 1 or given[10] is not None or (isinstance(past, int) and past < window)):
+        return None
     fits = _dim(given[10], 0, 4) in (1, _dim(given[0], 0, 3)) and _dim(given[10], 1, 4) in (1, heads)
     if given[10] is not None and not fits:
         return None
     rows = _rows(given, told, heads, shared, size, opset)
     longer = past + new if isinstance(past, int) and isinstance(new, int) else f"{past}+{new}"
-    room = past if past == grown else longer
+    room = past if past == grown and not windowed else longer
     return None if rows is None else _Layer(node, given, told, rows, room)
 
 
@@ -113,7 +118,8 @@ def _rows(
     scales = _scales(given, told, opset)
     if scales is None:
         return None
-    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, ranks[0], ranks[1], *scales)
+    window = told["local_window_size"] if told.get("sliding_window_cache", 0) else 0
+    rows = CacheRows(kind, heads, shared, size, 2 * half, *kinds, ranks[0], ranks[1], window, *scales)
     return None if rows.problem else rows
 
 
@@ -152,7 +158,8 @@ def _dim(v: ir.Value | None, k: int, rank: int) -> int | str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One node with its inputs and attributes, the operator of case 1, and the positions that present caches have room for."""
+    """One node with its inputs and attributes, the operator of case 1, and the positions that caches have room for, those that
+    are read."""
 
     node: ir.Node
     given: Sequence[ir.Value | None]
@@ -166,14 +173,15 @@ class _Layer:
         results = self.new_rows(model, opset)
         queries = results.pop(0) if self.rows.writes_queries else q
         more = [self.given[11], self.padded_bias(results[0]), *self.given[12:14]]
+        caches = results[4:] or results[:2]
         text = self.attention() % self.numbers()
-        y = spliced(self.node, "attention", text, [queries, *results, *more], [None])
+        y = spliced(self.node, "attention", text, [queries, *results[:4], *more], [None])
         last = y[0].producer()
         assert last is not None
         last.meta[END] = True
         for v in self.node.outputs[1:]:
             v.shape = None  # the model says how many positions are counted, not how many there is room for
-        take_place(self.node, list(zip(self.node.outputs, [*y, *results[:2]], strict=False)))
+        take_place(self.node, list(zip(self.node.outputs, [*y, *caches], strict=False)))
 
     def padded_bias(self, k: ir.Value) -> ir.Value | None:
         """The bias for all keys that a present cache has room for."""
@@ -209,13 +217,12 @@ class _Layer:
         """The results of case 1, whose function the model gets."""
         q, past, rows = self.given[0], self.given[3], self.rows
         assert q is not None and past is not None and q.dtype is not None and isinstance(self.node.graph, ir.Graph)
+        dtype = past.dtype or q.dtype
         read = [
             *([0] if rows.writes_queries else []),
             *([] if rows.packed else [1, 2]),
-            3,
-            4,
-            5,
-            6,
+            *(3, 4, 5),
+            *([] if rows.window else [6]),
             *([7, 8] if rows.turned else []),
         ]
         inputs = [self.given[i] for i in (*read, *([9] if rows.listed else []))]
@@ -225,9 +232,14 @@ class _Layer:
             )
         batch, new, integer = _dim(q, 0, 3), _dim(q, 1, 3), ir.DataType.INT64
         row = rows.size // rows.cache.per_byte
-        cache = (past.dtype or q.dtype, (_dim(past, 0, 4), rows.shared, self.room, row))
-        tensors: list[tuple[str, Tensor]] = [("present_k", cache), ("present_v", cache)]
+
+        def caches(name: str, positions: int | str | None) -> list[tuple[str, Tensor]]:
+            tensor: Tensor = (dtype, (_dim(past, 0, 4), rows.shared, positions, row))
+            return [(f"{name}_{x}", tensor) for x in "kv"]
+
+        tensors = caches("read" if rows.window else "present", self.room)
         tensors += [("before", (integer, (batch,))), ("last", (integer, (batch,)))]
+        tensors += caches("present", _dim(past, 2, 4)) if rows.window else []
         if rows.writes_queries:
             tensors.insert(0, ("turned", (q.dtype, (batch, new, rows.heads * rows.size))))
         prefix = f"{self.node.outputs[0].name}/rows"
@@ -257,6 +269,13 @@ class _Layer:
         return text
 
 
+def _keeps(rows: CacheRows) -> str:
+    """What caches of a window's size keep."""
+    wide = rows.stored == "e4m3"
+    text = texts.WIDE_KEPT if wide else texts.KEPT
+    return texts.KEPT_ROWS + "".join(text % {"x": x, "all": "wide_" if wide else ""} for x in "kv")
+
+
 def rows_function(rows: CacheRows, opset: int) -> ir.Function:
     """The operator of case 1 in standard operators of an opset."""
     width, kind = rows.heads * rows.size, next(t for t, name in _TYPES.items() if name == rows.dtype)
@@ -265,20 +284,27 @@ def rows_function(rows: CacheRows, opset: int) -> ir.Function:
     turns = (("turned", "query", rows.heads), ("turned_k", "k", rows.shared)) if rows.turned else ()
     query = "query" if rows.turned else "turned"
     parts = {"width": width, "shared_width": rows.shared * rows.size, "query": query}
-    kept, new, present = ("\n    ".join(text % {"x": x} for x in "kv") for text in texts.CACHES[rows.stored])
+    kept, new, read = ("\n    ".join(text % {"x": x} for x in "kv") for text in texts.CACHES[rows.stored])
     channels = f"{rows.shared}, {rows.size}" if rows.scales > 1 else "1"
     half = 1 << (rows.cache.bits - 1)
     steps = {"scale_dims": channels, "least": -half, "most": half - 1}
     text = texts.ROWS % {
         "given": "packed" if rows.packed else "query, k, v" if rows.turned else "k, v",
         "first": "packed" if rows.packed else "k",
-        "tables": (", cos, sin" if rows.turned else "")
+        "tables": ("" if rows.window else ", whole")
+        + (", cos, sin" if rows.turned else "")
         + (", listed" if rows.listed else "")
         + (", k_scale, v_scale" if rows.scales else ""),
         "past_dims": texts.DIMS[rows.stored] % {"x": "past"},
         "kept": (texts.STEPS % steps if rows.scales else "") + kept,
         "new": new,
-        "present": present,
+        "read": read,
+        "kept_caches": ", present_k, present_v" if rows.window else "",
+        "counted_rows": texts.WINDOW_ROWS % {"window_less_one": rows.window - 1} if rows.window else "",
+        "newest": "newest" if rows.window else "last",
+        "earlier": "earlier" if rows.window else "before",
+        "more": texts.WINDOW_MORE if rows.window else texts.MORE_ROWS,
+        "keeps": _keeps(rows) if rows.window else "",
         "turned": "turned, " if rows.writes_queries else "",
         "parts": texts.PACKED % parts if rows.packed else "",
         "rotary": "\n    ".join(texts.TURNED % {**turned, "y": y, "x": x, "heads": heads} for y, x, heads in turns),

@@ -6,7 +6,7 @@ Lines `let a = 1, b = [2, 3], c = 0.5` are constants, numbers like the last of t
 from __future__ import annotations
 
 #: case 1 in standard operators: the index of new rows in a cache [batch, heads, positions, size] is [batch, new, heads, 3]
-ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spresent_k, present_v, before, last) {
+ROWS = """(%(given)s, past_k, past_v, lengths%(tables)s) => (%(turned)sread_k, read_v, before, last%(kept_caches)s) {
     let none = 0, unit = 1, count = %(shared)d, nothing = 0.0
     let one = [1], two = [2], three = [3], flat = [-1], inner = [2, 3], middle = [0, 1, 3], outer = [1, 2, 3]
     let heads = [%(shared)d], rows_dims = [0, 0, %(shared)d, %(size)d], zeros = [0, 0, 0, 0, 0, 0], zero_end = [0]
@@ -15,13 +15,19 @@ ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spr
     counted = Slice (given_dims, one, two)
     new = Squeeze (counted)
     wide_lengths = Cast <to = 7> (lengths)
-    last = Reshape (wide_lengths, flat)
-    ends = Add (last, unit)
+    %(newest)s = Reshape (wide_lengths, flat)
+    ends = Add (%(newest)s, unit)
     free = Sub (ends, new)
-    before = Max (free, none)
+    %(earlier)s = Max (free, none)
     queries = Range (none, new, unit)
+    first_place = Unsqueeze (%(earlier)s, one)
+    places = Add (first_place, queries)
+    %(past_dims)s
+    room = Slice (past_dims, two, three)
+    positions_of = Squeeze (room)
+    %(counted_rows)s
     begin = Unsqueeze (before, one)
-    places = Add (begin, queries)
+    row_places = Add (begin, queries)
     %(rotary)s
     batch_dims = Shape (before)
     batch = Squeeze (batch_dims)
@@ -29,20 +35,14 @@ ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spr
     sequence = Unsqueeze (sequences, outer)
     numbers = Range (none, count, unit)
     number = Unsqueeze (numbers, middle)
-    place = Unsqueeze (places, inner)
+    place = Unsqueeze (row_places, inner)
     dims = Concat <axis = 0> (batch_dims, counted, heads, one)
     s = Expand (sequence, dims)
     h = Expand (number, dims)
     p = Expand (place, dims)
     index = Concat <axis = 3> (s, h, p)
-    %(past_dims)s
-    room = Slice (past_dims, two, three)
-    wide_whole = Cast <to = 7> (whole)
-    wholes = Reshape (wide_whole, flat)
-    missing = Sub (wholes, room)
-    more = Max (missing, none)
+    %(more)s
     pads = Concat <axis = 0> (zeros, more, zero_end)
-    positions_of = Squeeze (room)
     positions = Range (none, positions_of, unit)
     column = Unsqueeze (positions, one)
     filled = Unsqueeze (before, outer)
@@ -53,11 +53,55 @@ ROWS = """(%(given)s, past_k, past_v, lengths, whole%(tables)s) => (%(turned)spr
     rows_k = Reshape (%(k)s, rows_dims)
     rows_v = Reshape (v, rows_dims)
     %(new)s
-    %(present)s
+    %(read)s%(keeps)s
 }"""
 PACKED = """let sizes = [%(width)d, %(shared_width)d, %(shared_width)d]
     %(query)s, k, v = Split <axis = -1> (packed, sizes)"""
-_TOGETHER = "present_%(x)s = ScatterND (longer_%(x)s, index, new_%(x)s)"
+#: which row of a cache new positions have: each its own, with room for the whole length
+MORE_ROWS = """wide_whole = Cast <to = 7> (whole)
+    wholes = Reshape (wide_whole, flat)
+    missing = Sub (wholes, room)
+    more = Max (missing, none)"""
+#: or, of a cache of the window's size, that of what is not dropped: several at once when it is full, here of what was there
+#: before, so that attention reads these and all that is new
+WINDOW_ROWS = """let window_less_one = %(window_less_one)d
+    beyond_window = Sub (positions_of, window_less_one)
+    several = Max (beyond_window, unit)
+    up = Sub (several, unit)
+    over_before = Sub (earlier, positions_of)
+    over = Max (over_before, none)
+    raised = Add (over, up)
+    times = Div (raised, several)
+    dropped = Mul (times, several)
+    before = Sub (earlier, dropped)
+    last = Sub (newest, dropped)"""
+WINDOW_MORE = "more = Identity (counted)"
+#: and what such a cache keeps then: of each of its rows the row of these, or one of zeros behind them
+KEPT_ROWS = """
+    over_after = Sub (ends, positions_of)
+    over_now = Max (over_after, none)
+    raised_now = Add (over_now, up)
+    times_now = Div (raised_now, several)
+    dropped_now = Mul (times_now, several)
+    shift_of = Sub (dropped_now, dropped)
+    shift = Unsqueeze (shift_of, one)
+    kept_of = Sub (ends, dropped_now)
+    kept_now = Unsqueeze (kept_of, one)
+    is_kept = Less (positions, kept_now)
+    row_kept = Add (positions, shift)
+    last_row = Add (positions_of, new)
+    row_or_zero = Where (is_kept, row_kept, last_row)
+    kept_index = Unsqueeze (row_or_zero, two)
+    let a_row = [0, 0, 0, 0, 0, 0, 1, 0]"""
+_KEPT = """
+    ended_%(x)s = Pad (%(all)sread_%(x)s, a_row)
+    in_turn_%(x)s = Transpose <perm = [0, 2, 1, 3]> (ended_%(x)s)
+    chosen_%(x)s = GatherND <batch_dims = 1> (in_turn_%(x)s, kept_index)
+    """
+_KEPT_AS = "present_%(x)s = Transpose <perm = [0, 2, 1, 3]> (chosen_%(x)s)"
+KEPT = _KEPT + _KEPT_AS
+WIDE_KEPT = _KEPT + "wide_" + _KEPT_AS + "\n    present_%(x)s = Cast <to = 17> (wide_present_%(x)s)"
+_TOGETHER = "read_%(x)s = ScatterND (longer_%(x)s, index, new_%(x)s)"
 #: where numbers are multiples of scales; of a scale of 0 all are 0
 _FILLED = """wide_past_%(x)s = Cast <to = 1> (past_%(x)s)
     wide_kept_%(x)s = Where (kept, wide_past_%(x)s, empty)
@@ -98,7 +142,7 @@ CACHES = {
     "e4m3": (
         _FILLED + "kept_%(x)s = Identity (wide_kept_%(x)s)",
         _UNITS + "new_%(x)s = Identity (steps_%(x)s)",
-        "wide_" + _TOGETHER + "\n    present_%(x)s = Cast <to = 17> (wide_present_%(x)s)",
+        "wide_" + _TOGETHER + "\n    read_%(x)s = Cast <to = 17> (wide_read_%(x)s)",
     ),
 }
 #: the dimensions of a cache; onnxruntime's Shape has no float8e4m3fn, and it takes a Cast in front of one away
