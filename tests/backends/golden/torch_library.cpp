@@ -16,7 +16,7 @@ constexpr const char* symbols[] = {"batch", ""};
 constexpr mirage::Recovery recoveries[] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
 constexpr mirage::Operator op = {
     "affine_a0", 1, 1, 1,
-    tensors, tensors + 1, symbols, recoveries, {-1, -1, -1},
+    tensors, tensors + 1, symbols, recoveries, {-1, -1, -1, -1},
     nullptr, nullptr, nullptr, nullptr};
 }
 
@@ -35,7 +35,7 @@ constexpr const char* symbols[] = {"x\042); abort(); //\134\012*/ \042%s%n\042 \
 constexpr mirage::Recovery recoveries[] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
 constexpr mirage::Operator op = {
     "negate_b1", 1, 1, 1,
-    tensors, tensors + 1, symbols, recoveries, {-1, -1, -1},
+    tensors, tensors + 1, symbols, recoveries, {-1, -1, -1, -1},
     nullptr, nullptr, nullptr, nullptr};
 }
 
