@@ -50,6 +50,11 @@ class CacheRows:
         return 2 if self.window else 1
 
     @property
+    def copied(self) -> float:
+        """Bytes of a sequence's keys and values that a step reads and writes besides, with caches of a window's size."""
+        return 4 * self.window * self.shared * self.size * self.cache.bits / 8
+
+    @property
     def problem(self) -> str:
         """Why there is no such kernel, or nothing."""
         if self.dtype not in _TYPES:

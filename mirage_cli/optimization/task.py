@@ -183,8 +183,10 @@ class Work:
             return plan.losses
         if plan.target == "cpu" and len(self.plan.plans) > 1:
             return ()
-        beside = load_target(plan.target).launch_us * sum(rows.launches for rows in self.beside.values())
-        return replace(plan, predicted_us=plan.predicted_us + beside).losses
+        target = load_target(plan.target)
+        beside = sum(r.launches * target.launch_us + r.copied / target.bandwidth * 1e6 for r in self.beside.values())
+        gain = plan.gain and plan.original_us / (plan.original_us / plan.gain + beside)
+        return replace(plan, predicted_us=plan.predicted_us + beside, gain=gain).losses
 
     def timed(self, row: forms.Measured, faster: bool, problem: str, force: bool) -> None:
         """Take what was measured on a GPU (a row of the report's `measured`): a kernel with a `problem`, such as other

@@ -10,9 +10,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from mirage_cli import frontends
+from mirage_cli.codegen.cache_rows import CacheRows
 from mirage_cli.lax.dtypes import F16, F32, DType
 from mirage_cli.lax.fragments.fragment import partition
 from mirage_cli.optimization import task as works
+from mirage_cli.planning.plan import FragmentPlan, TargetPlan
 from mirage_cli.suite import cases
 
 
@@ -71,3 +73,15 @@ def test_float32_that_holds_float16_is_in_its_range(tmp_path: Path) -> None:
 
 def test_of_float32_nothing_need_be_known(tmp_path: Path) -> None:
     assert _largest(F32, [3.0, 1.0], tmp_path) == []
+
+
+@pytest.mark.parametrize("gain", [0.0, 2.0])
+def test_what_caches_of_a_window_s_size_copy_is_counted(gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gain of 10 us goes where 2 x 4096 rows of 8 heads are read and written besides, at typical sizes and in the mean."""
+    plan = TargetPlan("sm_90a", 0, None, (), "", None, 10.0, 5.0, 20.0, gain=gain)  # type: ignore[arg-type]
+    work = works.Work("", "attention", None, [], (), ())  # type: ignore[arg-type]
+    work.plan = FragmentPlan("", "attention", None, plans={"cuda": plan})  # type: ignore[arg-type]
+    monkeypatch.setattr(works.Work, "inside", "GroupQueryAttention")
+    for window, lost in ((0, False), (64, False), (4096, True)):
+        monkeypatch.setattr(works.Work, "beside", {"": CacheRows("f16", 32, 8, 128, window=window)})
+        assert bool(work.losses(plan)) is lost
