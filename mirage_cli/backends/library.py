@@ -21,6 +21,7 @@ from mirage_cli.codegen import render
 from mirage_cli.errors import CompileError, InvalidGraph
 from mirage_cli.files import staging
 from mirage_cli.files.output import LIBRARY
+from mirage_cli.lax.extents import Extent
 from mirage_cli.processes.jobs import Crew
 from mirage_cli.search.schedules.architectures import default_architectures
 
@@ -255,6 +256,11 @@ def _jobs(op: OperatorSpec, source: KernelSource, toolchain: Toolchain, options:
     return jobs + [job for kind in op.others for job in others.KINDS[kind].jobs(toolchain, op.id)]
 
 
+def _factors(extent: Extent, index: Mapping[str, int]) -> tuple[int, list[int]]:
+    """An extent as its factor and the numbers of its symbols."""
+    return (extent, []) if isinstance(extent, int) else (extent.factor, [index[name] for name in extent.names])
+
+
 def describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, object]:
     """The operator as the templates print it: extents as (factor, symbol indices), one list for all tensors."""
     index = {name: i for i, name in enumerate(op.symbols)}
@@ -275,7 +281,7 @@ def describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, objec
                 "role": role,
             }
         )
-        dims += [(d, []) if isinstance(d, int) else (d.factor, [index[name] for name in d.names]) for d in tensor.dims]
+        dims += [_factors(d, index) for d in tensor.dims]
     return {
         "id": op.id,
         "name": op.op_type,
@@ -285,6 +291,7 @@ def describe(op: OperatorSpec, has_cpu: bool, has_cuda: bool) -> dict[str, objec
         "symbols": op.symbols,
         "recoveries": [(index[step.symbol], step.input, step.dim, step.more) for step in op.recoveries()] + room[:1],
         "room": room[1] if room else (-1, -1, -1, -1),
+        "least": [(*_factors(extent, index), least) for extent, least in op.least],
         "variants": [f"mirage_{op.id}_cpu_{isa}" for isa in cpu.isas()],
         "workspace_variants": [f"mirage_{op.id}_workspace_cpu_{isa}" for isa in cpu.isas()],
         "packings": f"mirage_{op.id}_packings_cpu_{cpu.isas()[0]}",

@@ -63,6 +63,7 @@ class OperatorSpec:
     has_cuda: bool = False
     others: tuple[str, ...] = ()  #: the kinds of its kernels beside those for CPUs and CUDA (`backends/others.py`)
     room: Room | None = None
+    least: tuple[tuple[Extent, int], ...] = ()  #: of extents of the inputs: kernels read so many positions
 
     def to_json(self) -> dict[str, Any]:
         """The description in files that `operator_spec` reads back."""
@@ -71,7 +72,8 @@ class OperatorSpec:
             return [{"name": t.name, "dtype": t.dtype.name, "dims": list(map(extents.to_json, t.dims))} for t in found]
 
         described = {"inputs": tensors(self.inputs), "outputs": tensors(self.outputs)}
-        return {"op_type": self.op_type, **described, "symbols": list(self.symbols)}
+        least = {"least": [[extents.to_json(e), n] for e, n in self.least]} if self.least else {}
+        return {"op_type": self.op_type, **described, "symbols": list(self.symbols), **least}
 
     def validate(self) -> None:
         """Raise InvalidGraph where the description contradicts itself, Refused where it exceeds the tables."""
@@ -80,7 +82,7 @@ class OperatorSpec:
         if not re.fullmatch(r"[A-Za-z_][0-9A-Za-z_]*", self.op_type):
             raise InvalidGraph(f"operator name {self.op_type!r} is not an identifier")
         tensors = self.inputs + self.outputs
-        used = {name for tensor in tensors for dim in tensor.dims for name in extents.names(dim)}
+        used = {n for dim in (*(d for t in tensors for d in t.dims), *dict(self.least)) for n in extents.names(dim)}
         if used - set(self.symbols) or len(set(self.symbols)) != len(self.symbols):
             raise InvalidGraph(f"{self.op_type}: symbols {sorted(used)} are used, {list(self.symbols)} declared")
         negative = [t for t in tensors for dim in t.dims if (dim if isinstance(dim, int) else dim.factor) < 0]
@@ -93,7 +95,10 @@ class OperatorSpec:
             ("dimensions", max(len(t.dims) for t in tensors), MAX_RANK),
             (
                 "symbols in one dimension",
-                max((len(extents.names(d)) for t in tensors for d in t.dims), default=0),
+                max(
+                    (len(extents.names(d)) for d in (*(d for t in tensors for d in t.dims), *dict(self.least))),
+                    default=0,
+                ),
                 MAX_FACTORS,
             ),
         ):
@@ -172,6 +177,9 @@ class OperatorSpec:
         for i, tensor in enumerate(self.inputs):
             if any(extents.value(dim, values) != n for dim, n in zip(tensor.dims, shapes[i], strict=True)):
                 raise self._mismatch(i, shapes[i], values)
+        for dim, least in self.least:
+            if (found := extents.value(dim, values)) < least:
+                raise WrongTensor(f"{self.op_type}: {dim} is {found}, and {least} positions are read")
         return values
 
     def _mismatch(self, index: int, shape: Sequence[int], values: Mapping[str, int]) -> WrongTensor:
@@ -194,7 +202,8 @@ def operator_spec(identifier: str, data: Mapping[str, Any], kinds: Collection[st
         inputs, outputs = (tuple(tensor(t) for t in data[key]) for key in ("inputs", "outputs"))
         others = tuple(sorted(set(kinds) - {"cpu", "cuda"}))
         symbols = tuple(data["symbols"])
-        return OperatorSpec(identifier, data["op_type"], inputs, outputs, symbols, "cuda" in kinds, others)
+        least = tuple((extents.from_json(e), int(n)) for e, n in data.get("least", ()))
+        return OperatorSpec(identifier, data["op_type"], inputs, outputs, symbols, "cuda" in kinds, others, least=least)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise InvalidGraph(f"muGraph file of {identifier}: missing or wrong field {e} of the operator") from None
 

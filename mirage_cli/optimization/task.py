@@ -28,6 +28,7 @@ from mirage_cli.lax.fragments.lax_fragment import LaxFragment
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir import parts
 from mirage_cli.lax.ir.program import Program, Source
+from mirage_cli.lax.ir.room import least_positions
 from mirage_cli.patching import patch
 from mirage_cli.patching.grown_caches import grown_tensors
 from mirage_cli.patching.regions import Facts, Region, Regions
@@ -230,7 +231,10 @@ class Work:
         symbols = (*own, *sorted(shown - set(own)))
         kinds = set(self.plan.plans)
         others = tuple(sorted(kinds - {"cpu", "cuda"}))
-        return OperatorSpec(self.id, self.op_type, self.inputs, self.outputs, symbols, "cuda" in kinds, others)
+        least = least_positions(self.program)
+        return OperatorSpec(
+            self.id, self.op_type, self.inputs, self.outputs, symbols, "cuda" in kinds, others, least=least
+        )
 
     def check_job(self, imported: Imported, library: Path, seed: int, limits: Limits) -> CheckJob:
         """The float check of this fragment's CPU kernel. Raises InvalidGraph for an original that is no model."""

@@ -16,6 +16,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Program, Slot
+from mirage_cli.lax.ir.room import partial_reads
 from mirage_cli.search.mugraph.evaluate import Tiles
 from mirage_cli.search.mugraph.mugraph import CustomKernel, KernelGraph
 from mirage_cli.search.proof.evaluation_cost import cost
@@ -117,12 +118,10 @@ def with_room(program: Program, values: Mapping[str, int], spare: int) -> dict[s
     """Values of symbols at which the positions that are read of a dimension are there; `spare` more where an axis of symbolic
     extent walks a part of them."""
     values = dict(values)
-    for slot in (s for i in program.inputs for s in i.access if isinstance(s.extent, Symbolic)):
-        count = 1 if slot.axis is None else program.extent(slot.axis)
-        if isinstance(slot.extent, Symbolic) and count != slot.extent:
-            more = spare if isinstance(count, Symbolic) else 0
-            each = math.ceil((slot.offset + ex.value(count, values) + more) / slot.extent.factor)
-            values.update((n, max(each, values[n])) for n in slot.extent.names)
+    for extent, count, first in partial_reads(program):
+        more = spare if isinstance(count, Symbolic) else 0
+        each = math.ceil((first + ex.value(count, values) + more) / extent.factor)
+        values.update((n, max(each, values[n])) for n in extent.names)
     return values
 
 

@@ -1,11 +1,13 @@
 """Recovering symbols from shapes, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirage_cli.backends.spec import OperatorSpec, Recovery, TensorSpec
-from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.backends.spec import OperatorSpec, Recovery, TensorSpec, operator_spec
+from mirage_cli.errors import InvalidGraph, Refused, WrongTensor
 from mirage_cli.lax import extents
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.extents import Extent, product, symbol
@@ -94,3 +96,12 @@ def test_solving_inverts_evaluating(data: st.DataObject) -> None:
     op = spec(tuple(data.draw(st.permutations(dims))), symbols=tuple(names))
     shape = [extents.value(d, values) for d in op.inputs[0].dims]
     assert op.solve([shape]) == values
+
+
+def test_positions_that_have_to_be_there() -> None:
+    op = replace(spec((product([2, A]), 3), symbols=("a",)), least=((product([2, A]), 5),))
+    op.validate()
+    assert operator_spec(op.id, op.to_json()) == op
+    assert op.solve([(6, 3)]) == {"a": 3}
+    with pytest.raises(WrongTensor, match=r"2\*a is 4, and 5 positions are read"):
+        op.solve([(4, 3)])

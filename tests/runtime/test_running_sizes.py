@@ -123,3 +123,31 @@ def test_times_are_for_sizes_that_run_and_bench_takes_the_same(path: Path, tmp_p
         )
     same = benchmark.bench_folder(out, BenchOptions(cpu=True, runs=1, seconds=0.01, dim=("seq=100", "batch=1")))
     assert [r.predicted_us for r in same.fragments] == [r.predicted_us for r in timed.fragments]
+
+
+@pytest.mark.parametrize(
+    ("index", "shapes"), [(5, [(2, 6), (2, 9), (2, 5), (0, 5), (0, 6), (3, 0)]), (0, [(2, 1), (2, 0), (0, 0)])]
+)
+def test_positions_that_are_not_there_are_refused_as_onnxruntime_does(
+    index: int, shapes: list[tuple[int, int]], tmp_path: Path, cache: Path
+) -> None:
+    graph = "g (float[batch, seq, 16] x) => (float[batch, 16] y) { r = Gather<axis = 1>(x, i) m = MatMul(r, w) y = Tanh(m) }"
+    random = np.random.default_rng(0)
+    model = parsed(graph, i=np.array(index, np.int64), w=random.standard_normal((16, 16)).astype(np.float32))
+    onnx.save(model, tmp_path / "model.onnx")
+    report = mi.optimize(tmp_path / "model.onnx", tmp_path / "out", target="cpu", force=True, cache=str(cache))
+    assert len(report.replaced) == 1
+    patched = sessions.session(tmp_path / "out/model.onnx", tmp_path / "out/libmirage.so")
+    original = sessions.session(tmp_path / "model.onnx")
+    for batch, seq in shapes:
+        feeds = {"x": random.standard_normal((batch, seq, 16)).astype(np.float32)}
+        if seq > index:
+            np.testing.assert_allclose(patched.run(None, feeds)[0], original.run(None, feeds)[0], atol=1e-6)
+            continue
+        with pytest.raises(Exception, match="out of data bounds"):
+            original.run(None, feeds)
+        with pytest.raises(Exception, match=f"position {index} is read has {seq}"):
+            patched.run(None, feeds)
+    kernel = mi.load_kernel(tmp_path / "out")
+    with pytest.raises(MirageError, match=f"{index + 1} positions are read"):
+        kernel(*(np.zeros((2, index, 16) if "w" not in t.name else (16, 16), np.float32) for t in kernel.spec.inputs))

@@ -48,6 +48,12 @@ struct Room {
     int symbol, least, input, more;  // -1: there is none
 };
 
+// Kernels read `number` positions of a dimension of `extent`.
+struct Least {
+    Extent extent;
+    int64_t number;
+};
+
 struct Operator {
     const char* name;
     int input_count, output_count, symbol_count;
@@ -56,6 +62,8 @@ struct Operator {
     const char* const* symbols;
     const Recovery* recoveries;  // one for each symbol, in an order in which they can be computed; nothing for that of `room`
     Room room;
+    const Least* least;  // dimensions of which some positions are read
+    int least_count;
     CpuKernel* cpu;  // its inputs have the packed forms of weights behind them
     WorkspaceSize* cpu_workspace;
     const mirage_packing* (*packings)();  // nullptr: no weights that may be packed
@@ -190,6 +198,14 @@ inline bool check(const Operator& op, const Shape* shapes, const int64_t* symbol
             message->add_symbols(op, symbols);
             return false;
         }
+    }
+    for (int i = 0; i < op.least_count; ++i) {
+        int64_t found = 0;
+        if (evaluate(op.least[i].extent, symbols, -1, &found) != Known::yes || found >= op.least[i].number) continue;
+        message->add_number("a dimension of which position ", op.least[i].number - 1);
+        message->add_number(" is read has ", found);
+        message->add_symbols(op, symbols);
+        return false;
     }
     return true;
 }

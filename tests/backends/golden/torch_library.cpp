@@ -17,6 +17,7 @@ constexpr mirage::Recovery recoveries[] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
 constexpr mirage::Operator op = {
     "affine_a0", 1, 1, 1,
     tensors, tensors + 1, symbols, recoveries, {-1, -1, -1, -1},
+    nullptr, 0,
     nullptr, nullptr, nullptr, nullptr};
 }
 
@@ -36,6 +37,7 @@ constexpr mirage::Recovery recoveries[] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
 constexpr mirage::Operator op = {
     "negate_b1", 1, 1, 1,
     tensors, tensors + 1, symbols, recoveries, {-1, -1, -1, -1},
+    nullptr, 0,
     nullptr, nullptr, nullptr, nullptr};
 }
 
