@@ -55,8 +55,10 @@ EDGE_FACTOR = (
 SYMBOLS = {"rows": 19, "keys": 37}
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 CPU_FLAGS = ("-std=c++17", "-O1", "-g1", *WARNINGS)
+#: Functions that products always inline are called: they compile in a fifth of the time.
+CALLED = ("-Dalways_inline=unused",)
 #: -O0: these kernels run for milliseconds and compile for seconds
-SANITIZERS = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZERS = ("-O0", *CALLED, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 @dataclass(frozen=True, slots=True)

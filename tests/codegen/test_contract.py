@@ -26,7 +26,7 @@ def test_contractions_agree_with_plain_loops(isa: str, tmp_path: Path) -> None:
         pytest.skip(f"no {isa} on this machine")
     cxx = toolchain.find_cxx()
     include = files("mirage_cli.templates").joinpath("include")
-    level = kernels.SANITIZERS if isa == "base" else ("-O1",)
+    level = kernels.SANITIZERS if isa == "base" else ("-O1", *kernels.CALLED)
     flags = [*cpu.FLAGS, *kernels.WARNINGS, *cpu.ISA_FLAGS[isa], *level]
     program = tmp_path / "check"
     command = [*cxx.command, *flags, f"-DMIRAGE_ISA={isa}", f"-I{include}", str(SOURCE), "-o", str(program)]
