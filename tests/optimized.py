@@ -8,7 +8,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
@@ -81,10 +82,19 @@ def best_isa() -> str:
     return "avx2" if {"avx2", "fma", "f16c"} <= flags else "base"
 
 
-@pytest.fixture
-def one_isa(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def for_one_isa() -> Iterator[None]:
     """Kernels are compiled for this machine's best instruction set only, in a third of the time."""
-    monkeypatch.setattr(cpu, "isas", lambda: (best_isa(),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "isas", lambda: (best_isa(),))
+        yield
+
+
+@pytest.fixture
+def one_isa() -> Iterator[None]:
+    """A whole test `for_one_isa`."""
+    with for_one_isa():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,7 @@ def model(request: pytest.FixtureRequest) -> onnx.ModelProto:
     return MODELS[request.param]()
 
 
+@pytest.mark.usefixtures("one_isa")
 def test_its_kernel_is_kept(model: onnx.ModelProto, cache: Path, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     out = tmp_path / "out"

@@ -175,6 +175,7 @@ def test_other_caches_stay(form: str, name: str, value: int) -> None:
     assert any(n.op_type == "GroupQueryAttention" for n in read(before).model.graph)
 
 
+@pytest.mark.usefixtures("one_isa")
 @pytest.mark.parametrize("form", ["everything", "int4 by channels", "float8 by channels"])
 def test_its_kernel_says_the_same(form: str, cache: Path, tmp_path: Path) -> None:
     onnx.save(before := model(form), tmp_path / "model.onnx")
@@ -241,6 +242,7 @@ def in_place(session: Any, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray
     return {"y": bound.get_outputs()[0].numpy(), **caches}
 
 
+@pytest.mark.usefixtures("one_isa")
 def test_a_product_behind_attention_that_stays(cache: Path, tmp_path: Path) -> None:
     """It reads what the operator gives, no part of it."""
     before = model("packed")
