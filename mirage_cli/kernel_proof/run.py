@@ -18,6 +18,7 @@ from mirage_cli.kernel_interpreter import registry
 from mirage_cli.kernel_interpreter.instructions import (  # noqa: F401 - instructions register themselves
     barriers,
     boxes,
+    columns,
     common,
     cpu,
     grid,

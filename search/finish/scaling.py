@@ -60,12 +60,17 @@ def _narrow(dtype: DType | None) -> bool:
     return dtype is not None and dtype.is_float and dtype.exponent < F32.exponent
 
 
+def _largest(dtype: DType) -> float:
+    """A number that no magnitude of a type exceeds."""
+    return float(2**dtype.bits) if dtype.kind == "int" else dtype.largest
+
+
 class _Terms:
     """The terms that values are computed of, as numbers: equal ones have one number, whatever the order of sums and products.
     `own` are those that the program itself multiplies, and rounds before."""
 
     def __init__(self, program: Program, largest: Largest) -> None:
-        self._largest = dict(enumerate(s.dtype.largest for s in program.sources)) | dict(largest)
+        self._largest = {k: _largest(s.dtype) for k, s in enumerate(program.sources)} | dict(largest)
         self._known: dict[tuple[Any, ...], int] = {}
         self._made: list[tuple[str, Fraction | float | None, tuple[int, ...]]] = []
         self._bounds: dict[int, float | None] = {}
@@ -107,7 +112,7 @@ class _Terms:
             return self._largest[parts[0]]
         if op == "const" and value is not None:
             return abs(float(value))
-        bounds = [self.bound(p) for p in parts] if op in ("add", "sub", "mul", "neg", "abs") else [None]
+        bounds = [self.bound(p) for p in parts] if op in ("add", "sub", "centred", "mul", "neg", "abs") else [None]
         known = [b for b in bounds if b is not None]
         if len(known) < len(bounds):
             return None

@@ -17,17 +17,18 @@ from typing import Any
 
 from mirage_cli.errors import Refused
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.dtypes import BF16, E4M3, F16, DType
 from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.parts import place_axes
 from mirage_cli.lax.ir.program import Program, Slot
 from mirage_cli.lax.ops import OPS
-from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp, ThreadGraph
+from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp, ThreadGraph
 
 CHUNK = 16  #: bytes that are copied at a time
 STEP = 32  #: positions that matrix instructions take at a time
 DEPTHS = (128, 256, 512, 1024)  #: positions in an iteration
 UNIT = 256  #: positions of which shares of a reduction over blocks are multiples
+UNPACKING = {4: 1.1, 8: 1.5}  #: instructions that make an operand of a number along columns, by its bits
 COLUMNS = 0.3  #: share of a step of 16 rows that preparing 8 columns takes
 
 
@@ -69,6 +70,11 @@ def quantised(program: Program, graph: BlockGraph, loop: str, o: BlockOp) -> Qua
 
 def _formula(thread: ThreadGraph, args: Sequence[str], whole: Callable[[str], bool]) -> Quantised | None:
     """A function of inputs, of which some are `whole` numbers, as (numbers - zero) scale."""
+    return _as_quantised(_values(thread, args, whole)[-1])
+
+
+def _values(thread: ThreadGraph, args: Sequence[str | None], whole: Callable[[str], bool]) -> list[Any]:
+    """What is known of the operands of a function, and then of each of its nodes; None where that is nothing."""
     values: list[Any] = list(args)
     for n in thread.nodes:
         inner = [values[i] for i in n.inputs]
@@ -84,8 +90,12 @@ def _formula(thread: ThreadGraph, args: Sequence[str], whole: Callable[[str], bo
             case "mul", [str(x), str(y)]:
                 values.append(Quantised(*((x, 0, y) if whole(x) else (y, 0, x))))
             case _:
-                return None
-    match values[-1]:
+                values.append(None)
+    return values
+
+
+def _as_quantised(value: Any) -> Quantised | None:
+    match value:
         case Quantised() as found:
             return found
         case (str(q), zero):
@@ -100,6 +110,62 @@ def operands(program: Program, graph: BlockGraph) -> dict[str, Quantised]:
     }
     own = {o.name: quantised(program, graph, graph.loop or "", o) for o in graph.ops if o.name in of_products}
     return {name: q for name, q in own.items() if q is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """An operand (numbers - zero) scale along the columns of strips, by the names of the operators that load numbers and have
+    scales ("": 1); 0 where `shown` says so."""
+
+    numbers: str
+    bits: int
+    zero: int
+    scale: str
+    shown: bool
+
+    def in_registers(self, members: int, across: int) -> bool:
+        """True if the warps of a group unpack it in registers, each for itself; else a group makes a tile of 16 bits."""
+        return across == 1 and (members == 1 or self.bits < 8)
+
+
+def columns(program: Program, graph: BlockGraph) -> dict[str, Columns]:
+    """The operands of products with results of products that are stored in 4 or 8 bits, and those of the products that these
+    results are made of: attention behind caches. A scale has no axis of the loop."""
+    found = dict[str, Columns]()
+    products = [o for o in graph.ops if o.op == "contract" and o.phase == BODY and o.dtype in (F16, BF16)]
+    axes = graph.axes_of(program)
+    early = {o.name for o in graph.ops if o.phase == PROLOGUE}
+    for o in graph.ops if any(graph.loop in p.over for p in products) else ():
+        if any(o.name in p.inputs for p in products) and graph.loop in axes[o.name] and o.phase == BODY:
+            own = _columns(program, graph, o)
+            if own is not None and own.scale in ("", *early):
+                found[o.name] = own
+    return found
+
+
+def _columns(program: Program, graph: BlockGraph, o: BlockOp) -> Columns | None:
+    """What an operator of the loop is of stored numbers."""
+    loads = {x.name: type_of(program, x.source_value or "") for x in graph.ops if x.op == "load"}
+
+    def stored(name: str) -> bool:
+        return name in loads and (loads[name] == E4M3 or (loads[name].kind == "int" and loads[name].bits in (4, 8)))
+
+    if o.op == "load":
+        return Columns(o.name, loads[o.name].bits, 0, "", False) if stored(o.name) else None
+    if o.thread is None:
+        return None
+    values, last = _values(o.thread, o.inputs, stored), o.thread.nodes[-1]
+    shown = last.op == "where" and _is_zero(o.thread, last.inputs[2])
+    q = _as_quantised(values[last.inputs[1]] if shown else values[-1])
+    if shown and q is None and isinstance(only := values[last.inputs[1]], str):
+        q = Quantised(only, 0, "")
+    if q is None or not stored(q.numbers) or not isinstance(q.zero, int) or (loads[q.numbers] == E4M3 and q.zero):
+        return None
+    return Columns(q.numbers, loads[q.numbers].bits, q.zero, q.scale, shown)
+
+
+def _is_zero(thread: ThreadGraph, value: int) -> bool:
+    return value >= thread.arity and thread.nodes[value - thread.arity].value == 0
 
 
 def in_every_product(graph: BlockGraph, found: Mapping[str, Quantised]) -> bool:

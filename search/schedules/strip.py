@@ -8,7 +8,7 @@ at a time) or along the columns (8 at a time) of a matrix.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -137,6 +137,7 @@ class Roles:
     axes: Mapping[str, frozenset[str]]
     made: frozenset[str]
     packed: Mapping[str, packed.Quantised]  #: operands that are read as they are stored
+    columns: Mapping[str, packed.Columns]  #: the same of those along columns
     limits: tuple[Form, ...]  #: those with integers that are inputs too
     shown: frozenset[str]  #: values that are rows of a load, and zeros
 
@@ -167,7 +168,8 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     if any(o.op == "top" and o.phase == BODY and o.inputs[0] not in made for o in graph.ops):
         raise Refused("a maximum over a loaded tile")
     chained = any(i in made for o in products(graph) for i in o.inputs)
-    own = _packed(program, graph, axes)
+    columns = packed.columns(program, graph) if chained else {}
+    own = _packed(program, graph, {x.numbers for x in columns.values()})
     shown = frozenset(shown_loads(program, graph))
     return Roles(
         orient(program, graph, size),
@@ -176,15 +178,16 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
         axes,
         made,
         own,
+        columns,
         (*limits(program, graph), *given_limits(program, graph)),
         shown,
     )
 
 
-def _packed(program: Program, graph: BlockGraph, axes: Mapping[str, frozenset[str]]) -> Mapping[str, packed.Quantised]:
-    """The quantised operands. Raises Refused for packed numbers that are read otherwise."""
+def _packed(program: Program, graph: BlockGraph, columns: Collection[str]) -> Mapping[str, packed.Quantised]:
+    """The quantised operands. Raises Refused for packed numbers that are read otherwise, but by the loads of `columns`."""
     found = packed.operands(program, graph)
-    numbers = {q.numbers for q in found.values()}
+    numbers = {q.numbers for q in found.values()} | {o.source_value for o in graph.ops if o.name in columns}
     for i in program.inputs:
         if program.sources[i.source].dtype.per_byte > 1 and i.name not in numbers | {
             b for q in found.values() for b in q.beside
@@ -273,6 +276,9 @@ class Shape:
         self.groups = s.warps // (self.members * self.across)
         reads = {i.name: program.sources[i.source].dtype.size for i in program.inputs}
         types = {i: o.dtype for o in products(graph) for i in o.inputs}
+        self.columns = {n: x for n, x in r.columns.items() if x.in_registers(self.members, self.across)}
+        if any(x.bits < 8 for n, x in r.columns.items() if n not in self.columns):
+            raise Refused("warps that share columns read no packed ones")
         operands, smalls = set(types), {i for o in small_products(graph) for i in o.inputs}
         self.column_unit = 1 if packed.in_every_product(graph, r.packed) else 8 * self.across
         self.stage = self.kept = self.stored = 0  # bytes; `stored` are those of a stage that go on to memory
@@ -297,6 +303,8 @@ class Shape:
             converted = (
                 o.op == "load" and o.name in operands and packed.type_of(self.p, o.source_value or "") != types[o.name]
             )
+            if o.name in self.columns:
+                continue
             if converted or (o.op == "thread" and o.name in operands - r.made - r.packed.keys() - self.r.shown):
                 bytes_ = self.elements(self.axes[o.name], o.phase, True) * (4 if self.exact() else 2)
                 self.kept += (self.groups if o.phase == BODY else 1) * -(-bytes_ // 128) * 128
@@ -453,6 +461,8 @@ class Shape:
             n = self.rows(own) * self.cols(own) / 32 / self.members / self.across
             if o.phase == BODY and o.op == "thread" and o.thread is not None and o.name in made:
                 total += n * o.thread.flops()
+            elif o.name in self.columns:
+                total += packed.UNPACKING[self.columns[o.name].bits] * self.elements(own, BODY) / 32
             elif o.phase == BODY and o.op == "thread" and o.name in operands:
                 total += computed_price * self.elements(own, BODY) / 32 / self.members
             elif o.phase == BODY and o.op in ("sum", "top"):

@@ -106,6 +106,7 @@ def _shared(program: Program, graph: BlockGraph, r: Roles, tile: Mapping[str, in
     ]
     most = max(results, default=0)
     narrow = all(o.dtype != F32 for o in products(graph))  # in float32 they were slower
+    narrow = narrow and all(x.bits == 8 for x in r.columns.values())
     return narrow and r.chained and loop >= 8 * across and most > ONE_WARP and most >= OWN_COLUMNS * across
 
 

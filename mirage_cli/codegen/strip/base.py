@@ -44,7 +44,13 @@ from mirage_cli.lax.extents import Symbolic
 from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules import packed
-from mirage_cli.search.schedules.strip import across_of, multiply_together, orient
+from mirage_cli.search.schedules.strip import (
+    across_of,
+    made_of_products,
+    multiply_together,
+    orient,
+    products,
+)
 
 Leaf = Callable[[str], ir.Expression]
 Read = Callable[[str], ir.Expression | None]
@@ -95,6 +101,14 @@ class StripBase(Positions):
         self.packed = packed.operands(self.p, self.g)  #: operands that stay as they are stored
         self.whole_columns = not packed.in_every_product(self.g, self.packed)
         self.numbers = {q.numbers for q in self.packed.values()}
+        made = made_of_products(self.g)
+        found = packed.columns(self.p, self.g) if any(i in made for o in products(self.g) for i in o.inputs) else {}
+        #: operands along columns that stay as they are stored, and their loads
+        self.columns = {n: x for n, x in found.items() if x.in_registers(self.members, self.across)}
+        self.in_columns = set[str]()
+        self.fills = {x.numbers: x.zero for x in found.values() if x.shown}  #: what rows that are left out hold
+        self.factors: dict[str, str] = {}  #: vectors of one number that scores are multiplied with, by product
+        self.scaled: dict[str, str] = {}  #: vectors that the columns of accumulators are multiplied with
         self.orders: dict[frozenset[str], tuple[str, ...]] = {}
         self.value: dict[str, Expr] = {}
         self.tiles: dict[str, OperandTile] = {}
@@ -183,7 +197,11 @@ class StripBase(Positions):
             constant=source.source in self.r.constants,
             unit=self.memory.unit,
             at=self.stage_bytes(),
-            kind="PackedTile" if source.name in self.numbers else "Tile",
+            kind="ColumnTile"
+            if load in self.in_columns
+            else "PackedTile"
+            if source.name in self.numbers
+            else "Tile",
         )
         self.add_tile(tile)
         if not tile.ring:
@@ -255,29 +273,37 @@ class StripBase(Positions):
 
     def load(self, t: OperandTile) -> ir.Do:
         """Start copying a tile: to its place in the ring by a group, else by the block."""
-        source = self.reads[t.value]
         phase = BODY if t.ring else PROLOGUE
-        fixed = [a for a, _ in t.inner]
-        outer_axes = [s.axis for s in source.access if s.axis is not None and s.axis not in fixed]
-        shown = (at_least_0(f, lambda a: self.position(a, phase)) for f in sorted(self.guards.get(t.name, ()), key=str))
-        inside = k.both(self.real(t.outer, t.n_outer, "o"), self.inside(outer_axes, phase), *shown)
         valid: ir.Expression = ir.lift(count(t.inner))
         axis, inside_of = t.inner[0][0], count(t.inner[1:])
         if not self.shapes.exact(axis, phase):
             left = k.joined("-", [self.extent(self.p.extent(axis)), *self.base(axis, phase)])
             left = left if inside_of == 1 else k.product([left, inside_of])
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
-        offset, found = self.offset(source, phase, fixed), ir.lift(k.name("from"))
-        at: tuple[ir.Statement, ...] = ()
+        sure = [not self.row_inside(t)] if t.kind != "Tile" else []
+        threads, thread = self.sharing(t.ring)
+        return k.run(
+            LOADERS[t.kind], self.held(t), thread, t.value, valid, self.row_of(t), static=[threads, *sure]
+        )
+
+    def row_inside(self, t: OperandTile) -> ir.Expression | None:
+        """The condition that row `o` of a tile is no padding and is not left out."""
+        phase, fixed = BODY if t.ring else PROLOGUE, [a for a, _ in t.inner]
+        axes = [s.axis for s in self.reads[t.value].access if s.axis is not None and s.axis not in fixed]
+        shown = (at_least_0(f, lambda a: self.position(a, phase)) for f in sorted(self.guards.get(t.name, ()), key=str))
+        return k.both(self.real(t.outer, t.n_outer, "o"), self.inside(axes, phase), *shown)
+
+    def row_of(self, t: OperandTile) -> ir.Lambda:
+        """The function that says where row `o` of a tile lies, nullptr for one that is left out."""
+        phase, inside = BODY if t.ring else PROLOGUE, self.row_inside(t)
+        offset = self.offset(self.reads[t.value], phase, [a for a, _ in t.inner])
+        found, at = ir.lift(k.name("from")), tuple[ir.Statement, ...]()
         if t.whole:
             found = k.call("packed_at", t.value, offset, static=[t.dtype.name])
         else:
             at = (k.let(k.of_type(f"{self.ctype(t.dtype)}*", const=True), "from", k.total([t.value, offset])),)
-        sure = [not inside] if t.kind != "Tile" else []
         found = k.select(inside, found, k.number("nullptr")) if inside else found
-        row = k.function([("int", "o")], k.ignore("o"), *decode(t.outer, "o"), *at, ir.Return(found))
-        threads, thread = self.sharing(t.ring)
-        return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, row, static=[threads, *sure])
+        return k.function([("int", "o")], k.ignore("o"), *decode(t.outer, "o"), *at, ir.Return(found))
 
     def sharing(self, grouped: bool) -> tuple[str, ir.Expression]:
         """The number of the threads of a group or block, and the number of one among them."""

@@ -92,6 +92,7 @@ class _Kernel(StripParts):
         more = [
             *(["strip_group.cuh"] if self.memory.unit == SWIZZLED else []),
             *(["strip_packed.cuh"] if self.packed else []),
+            *(["strip_columns.cuh"] if self.in_columns else []),
         ]
         headers = ("strip.cuh", *more, "tile.cuh")
         phases = tuple((p, tuple(getattr(self, p))) for p in ("prologue", "before", "body", "epilogue"))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mirage_cli.codegen.strip.base import EACH_GROUP, ONE, SHOWN, Leaf
-from mirage_cli.codegen.strip.packed import StripPacked
+from mirage_cli.codegen.strip.columns import StripColumns, permuted
 from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, Vector, padded
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
@@ -39,7 +39,7 @@ LEAVES: dict[str, Callable[[BlockOp], Expr]] = {
 }
 
 
-class StripLoop(StripPacked):
+class StripLoop(StripColumns):
     """Prints the operators of prologue and body."""
 
     def walk(self) -> None:
@@ -224,9 +224,10 @@ class StripLoop(StripPacked):
             raise Refused(f"products of {dtype} are not done by this engine")
         over = frozenset(o.over)
         first, second = self.operands(o)
-        col_tile = self.operand_tile(second, dtype, over, "cols")
+        stored = self.stored_columns(o, first, second)
+        col_tile = self.column_tile(stored, over) if stored else self.operand_tile(second, dtype, over, "cols")
         cols, other_depth, other_padded = self.parts(col_tile, over)
-        joint = self.joint(dtype, cols, col_tile)
+        joint = not stored and self.joint(dtype, cols, col_tile)
         if first in self.made:
             e = self.value[first]
             if not isinstance(e, Ref) or e.buffer not in self.matrices:
@@ -239,6 +240,12 @@ class StripLoop(StripPacked):
             row_tile = self.packed_rows(first, over)
             rows, depth, depth_padded = self.parts(row_tile, over)
             joint = False
+        elif stored:
+            row_tile = self.queries(o, stored, first, dtype, other_depth)
+            rows, depth, depth_padded = self.parts(row_tile, over)
+            if not self.inner_depth(row_tile, over):
+                raise Refused(f"rows of {first} do not walk what {o.name} sums over")
+            a = self.row_of_depth(row_tile, stored, self.row_matrices(rows), depth_padded // 16)
         else:
             row_tile = self.operand_tile(first, dtype, over, "rows")
             rows, depth, depth_padded = self.parts(row_tile, over)
@@ -249,6 +256,8 @@ class StripLoop(StripPacked):
             raise Refused(f"{o.name}: its operands lie differently along what it sums over")
         name, shrink = self.target(o)
         m = self.matrix(name, rows, cols)
+        if stored and not self.inner_depth(col_tile, over):
+            m = self.matrices[name] = permuted(m, stored.bits)
         self.produced.add(name)
         self.value[o.name] = Ref(name)
         columns = k.of_type("Columns8", col_tile.type, self.inner_depth(col_tile, over))
@@ -258,6 +267,9 @@ class StripLoop(StripPacked):
             self.body.append(m.each(k.assign(m.element, self.row_vectors[shrink].beside, "*=")))
         if first in self.packed:
             self.body.append(self.packed_contraction(o, first, col_tile, name))
+            return
+        if stored:
+            self.stored_contraction(o, stored, a, col_tile, m)
             return
         how = "strip_contract" if dtype in MATRIX_TYPES else "contract_exactly"
         how = "strip_contract_together" if joint else how
@@ -293,10 +305,16 @@ class StripLoop(StripPacked):
     def row_operand(self, t: OperandTile, over: frozenset[str], mt: int, kt: int, keep: bool) -> ir.Expression:
         """A tile as operand along rows, in registers (where it is to `keep` there) when it stays the same and is small."""
         kind = k.of_type("Rows16", t.type, self.inner_depth(t, over))
-        value = k.construct(kind, self.held(t), self.first_row(mt))
+        return self.kept_rows(t, k.construct(kind, self.held(t), self.first_row(mt)), (mt, kt), keep)
+
+    def kept_rows(
+        self, t: OperandTile, value: ir.Expression, matrices: tuple[int, int], keep: bool, order: str = ""
+    ) -> ir.Expression:
+        """An operand of so many matrices in registers where it stays the same and is small."""
+        mt, kt = matrices
         if t.phase == BODY or not keep or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
             return value
-        held = k.name(f"{t.name}_held")
+        held = k.name(f"{t.name}_held{order}")
         declared = k.declare(k.of_type("HeldRows", self.ctype(t.dtype), mt, kt), held.path[0])
         if declared not in self.before:
             self.before += [declared, k.run(held.member("read"), value)]

@@ -88,7 +88,10 @@ class StripMerge(StripResults):
         """Every group writes its part of a strip."""
         outer, pitch = self.part_shape(m)
         self.memory.reuse(f"{name}_part", "float", 4 * self.groups * outer * pitch)
-        put = k.assign(self.part(name, "group"), m.element)
+        value: ir.Expression = m.element
+        if name in self.scaled:
+            value = value * k.name(self.scaled[name])["c" if self.vectors[self.scaled[name]].size > 1 else 0]
+        put = k.assign(self.part(name, "group"), value)
         real = k.name("c") < count(m.cols) if m.short else None
         self.epilogue.append(m.each(k.lets("int", {"r": m.row, "c": m.column}), k.when(real, put)))
 

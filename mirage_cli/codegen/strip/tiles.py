@@ -14,6 +14,7 @@ from mirage_cli.codegen.tiles.tile import Apply, Expr, Global, Number, Ref, Size
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.lax.domains.limits import Forms
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
@@ -103,9 +104,11 @@ class StripTiles(StripBase):
         self, value: str, t: OperandTile, phase: str
     ) -> tuple[OperandTile, ir.Expression, ir.Expression] | None:
         """The same for the chunk of a tile that begins at `first`, where the input's elements lie side by side too."""
-        found, last = self.within_tile(value, phase), self.reads[value].access[-1]
-        each = CHUNK // t.dtype.bytes
-        if found is None or (last.axis, found[0].inner[-1][0]) != (t.inner[-1][0],) * 2:
+        found, each = self.within_tile(value, phase), CHUNK // t.dtype.bytes
+        if found is None or not self.reads[value].access:
+            return None
+        last = self.reads[value].access[-1]
+        if (last.axis, found[0].inner[-1][0]) != (t.inner[-1][0],) * 2:
             return None
         if last.offset % each or any(n % each for _, n in (t.inner[-1], found[0].inner[-1])):
             return None
@@ -143,9 +146,11 @@ class StripTiles(StripBase):
                 return self.tile_of(self.load_of(value, v), over, side)
         raise Refused(f"no input has all axes of {v}")
 
-    def computed_tile(self, v: str, e: Expr, dtype: DType, over: frozenset[str], side: str) -> OperandTile:
+    def computed_tile(
+        self, v: str, e: Expr, dtype: DType, over: frozenset[str], side: str, name: str = ""
+    ) -> OperandTile:
         """A tile of the product's type that is computed from what has been loaded."""
-        name = f"{v}_as_{dtype}" if self.ops[v].op == "load" else v
+        name = name or (f"{v}_as_{dtype}" if self.ops[v].op == "load" else v)
         if name in self.tiles:
             return self.tiles[name]
         phase = BODY if self.ops[v].phase == BODY else PROLOGUE
@@ -256,24 +261,21 @@ class StripTiles(StripBase):
         the others out, whatever they hold. Nothing for other values."""
         match e:
             case Apply("where", (condition, Global(value), Number(constant))) if constant == 0:
-                load = self.load_of(value, v)
-                forms = known(condition, self.integers).truth
-                axes = {a for f in forms for a, _ in f.terms}
-                read = self.p.sources[self.reads[value].source].dtype == dtype and [
-                    r.name for r in self.readers[load]
-                ] == [v]
-                last = self.reads[value].access[-1].axis
-                masked = any(f.given for f in self.limits)
-                if (
-                    masked
-                    and forms
-                    and read
-                    and axes <= self.p.axes_of(value) - {last}
-                    and all(map(self.is_held, forms))
-                ):
+                load, forms = self.load_of(value, v), self.shown_forms(condition, value)
+                own = self.p.sources[self.reads[value].source].dtype == dtype
+                if forms and own and [r.name for r in self.readers[load]] == [v]:
                     self.guards[load] = forms
                     return load
         return ""
+
+    def shown_forms(self, condition: Expr, value: str) -> Forms:
+        """The forms of a comparison of an input's rows with integers that a block has one each of; none for others, and where
+        no iterations are hidden."""
+        forms, last = known(condition, self.integers).truth, self.reads[value].access[-1].axis
+        axes = {a for f in forms for a, _ in f.terms}
+        masked = any(f.given for f in self.limits)
+        suits = masked and axes <= self.p.axes_of(value) - {last} and all(map(self.is_held, forms))
+        return forms if suits else frozenset()
 
     def target(self, o: BlockOp) -> tuple[str, str]:
         """(name of the result, name of the shrink): that of the accumulator which is the only reader, else its own."""

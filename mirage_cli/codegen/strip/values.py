@@ -47,8 +47,8 @@ class OperandTile:
 
     @property
     def whole(self) -> bool:
-        """True if it has whole numbers as they are stored."""
-        return self.kind != "Tile" and self.dtype.kind == "int"
+        """True if it has numbers of less than 16 bits as they are stored."""
+        return self.kind == "ColumnTile" or (self.kind != "Tile" and self.dtype.kind == "int")
 
     @property
     def type(self) -> str:
@@ -87,6 +87,7 @@ class Matrix:
     mt: int
     nt: int
     across: int = 1
+    slab: int = 1  #: matrices whose columns alternate
 
     @property
     def type(self) -> ir.Type:
@@ -111,6 +112,8 @@ class Matrix:
     @property
     def column(self) -> ir.Call:
         """The column of a lane's element."""
+        if self.slab > 1:
+            return k.call("slab_col", "n_", "i_", static=[self.slab])
         if self.across == 1:
             return k.call("strip_col", "n_", "i_")
         return k.call("strip_col", "share", "n_", "i_", static=[self.own])

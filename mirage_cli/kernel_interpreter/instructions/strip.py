@@ -260,11 +260,12 @@ def put_all(s: Any, cells: Cells, values: Array) -> None:
 # --- products -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Rows16:
-    """The operand of rows from `first` on; `deep`: rows of the tile walk the depth."""
+    """The operand of rows from `first` on; `deep`: rows of the tile walk the depth, in an `order` that products may need."""
 
     tile: Tile
     first: Any
     deep: bool
+    order: int = 0
 
     def matrix(self, s: Any, rows: int, depth: int) -> Array:
         """The operand of each warp: [fields, warps, rows, depth]."""
@@ -280,12 +281,14 @@ class HeldRows:
     values: Array | None = None
     warps: Any = False  #: those that have read it
     shape: tuple[int, int] = (0, 0)
+    order: int = 0
 
     def read(self, s: Any, rows: Rows16) -> None:
         """Read it."""
         s.whole_warps("a read of an operand")
         own, new = s.active[::32], rows.matrix(s, *self.shape)
         self.values = new if self.values is None else np.where(own[:, None, None], new, self.values)
+        self.order = rows.order
         self.warps = self.warps | own
 
     def matrix(self, s: Any, rows: int, depth: int) -> Array:
@@ -338,9 +341,11 @@ registry.STRUCTS["StripOperand"] = lambda s, static, strip: StripOperand(strip, 
 
 @instruction("contract_exactly")
 @instruction("strip_contract")
-def _contract(s: Any, static: Sequence[Any], out: Cells, a: Any, b: Columns8) -> None:
-    """out += a * b over 16 static[0] positions."""
+def _contract(s: Any, static: Sequence[Any], out: Cells, a: Any, b: Any) -> None:
+    """out += a * b over 16 static[0] positions, which lie in the same order in both."""
     s.whole_warps("a product")
+    if getattr(a, "order", 0) != getattr(b, "order", 0):
+        raise Fault("the positions of operands lie in different orders")
     mt, nt, _ = out.dims
     x, y = a.matrix(s, 16 * mt, 16 * static[0]), b.matrix(s, 16 * static[0], 8 * nt)
     fields = x.shape[0]

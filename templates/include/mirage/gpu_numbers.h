@@ -10,6 +10,7 @@ MIRAGE_DEVICE float to_float(float x) { return x; }
 MIRAGE_DEVICE float to_float(double x) { return static_cast<float>(x); }
 // float8e4m3fn, which has no infinities, and float8e5m2
 struct e4m3 {
+    static constexpr int BITS = 8;
     uint8_t bits;
 };
 struct e5m2 {
