@@ -10,6 +10,7 @@ inverse, in float32: exact but for numbers below the type's normal ones, of whic
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -101,6 +102,21 @@ class _Terms:
             parts.sort()
         return self._number(op, value, label, tuple(parts))
 
+    def _factors(self, term: int) -> Counter[int]:
+        op, _, parts = self._made[term]
+        return Counter(parts if op == "mul" else (term,))
+
+    def missing(self, term: int, whole: int) -> list[int] | None:
+        """The factors that a value lacks of another one; None where these are none, or the other one lacks some of its own."""
+        own, other = self._factors(term), self._factors(whole)
+        return list((other - own).elements()) if own < other else None
+
+    def without(self, term: int, factors: Sequence[int]) -> int | None:
+        """A value without factors, which it has beside others; None where it has not."""
+        own, taken = self._factors(term), Counter(factors)
+        rest = list((own - taken).elements())
+        return (self.of("mul", rest) if len(rest) > 1 else rest[0]) if taken < own else None
+
     def bound(self, term: int) -> float | None:
         """A number that no magnitude of a value exceeds, if it is made of tensors by sums and products alone."""
         if term not in self._bounds:
@@ -153,12 +169,38 @@ class _Block:
         for o in self.kernel.block.ops:
             if o.op != "contract" or o.dtype is None:
                 continue
-            bits = {i: self.bits(i, o.dtype) for i in o.inputs}
+            try:
+                bits = {i: self.bits(i, o.dtype) for i in o.inputs}
+            except Refused:
+                handed = self.handed_over(graph, o)
+                if handed is None:
+                    raise
+                graph = handed
+                o = graph.op(o.name)
+                bits = {i: self.bits(i, o.dtype or F32) for i in o.inputs}
             for i, power in bits.items():
                 graph = _operand(graph, o.name, i, power) if power else graph
             power = sum(bits[i] for i in o.inputs)
             graph = _behind(graph, _finished(graph, o.name), power) if power else graph
         return graph if graph is self.kernel.block else graph.validate(self.kernel.program)
+
+    def handed_over(self, graph: BlockGraph, product: BlockOp) -> BlockGraph | None:
+        """The graph in which the operand of a product that is too large hands tensors that it is multiplied with over to the
+        other one, which is what the program itself multiplies then; None where there is no such operand."""
+        for large, other in (product.inputs, product.inputs[::-1]):
+            for own in sorted(self.terms.own):
+                factors = self.terms.missing(self.values[other], own)
+                rest = None if factors is None else self.terms.without(self.values[large], factors)
+                loads = [next((o.name for o in graph.ops if o.op == "load" and self.values[o.name] == f), "") for f in factors or ()]
+                if rest is None or not all(loads):
+                    continue
+                less, more = f"{large}_handed", f"{other}_with"
+                self.values |= {less: rest, more: own}
+                found = _handed(graph, product, large, other, loads, (less, more))
+                axes = graph.axes_of(self.kernel.program), found.axes_of(self.kernel.program)
+                if all(axes[0][old] == axes[1][new] for old, new in ((large, less), (other, more))):
+                    return found
+        return None
 
     def bits(self, value: str, dtype: DType) -> int:
         """The power of two to be taken out of a value that is rounded to a type. Raises Refused."""
@@ -172,6 +214,72 @@ class _Block:
                 f"{value} is rounded to {dtype} before a product, and may overflow where the original does not"
             )
         return bits
+
+
+def _handed(
+    graph: BlockGraph, product: BlockOp, large: str, other: str, loads: Sequence[str], names: tuple[str, str]
+) -> BlockGraph:
+    """The graph in which a product's `large` operand has 1 in the place of `loads`, and its `other` one is multiplied by them."""
+    less, more = names
+    nodes = tuple(Node("mul", (k if k == 0 else len(loads) + k, k + 1)) for k in range(len(loads)))
+    new = [
+        _with_ones(graph, large, loads, less),
+        BlockOp(more, "thread", (other, *loads), graph.op(other).phase, thread=ThreadGraph(1 + len(loads), nodes)),
+    ]
+    if (made := graph.op(other).thread) is not None:  # as one function
+        arity, count = made.arity, len(made.nodes)
+        inner = tuple(replace(n, inputs=tuple(i if i < arity else i + len(loads) for i in n.inputs)) for n in made.nodes)
+        last = arity + len(loads) + count - 1
+        outer = tuple(Node("mul", (last + k, arity + k)) for k in range(len(loads)))
+        thread = ThreadGraph(arity + len(loads), (*inner, *outer))
+        new[1] = replace(new[1], inputs=(*graph.op(other).inputs, *loads), thread=thread)
+    taken = {large: less, other: more}
+    ops = list[BlockOp]()
+    for o in graph.ops:
+        own = o.name == product.name
+        ops += [*new, replace(o, inputs=tuple(taken[i] for i in o.inputs))] if own else [o]
+    return _alive(replace(graph, ops=tuple(ops)))
+
+
+def _with_ones(graph: BlockGraph, value: str, loads: Sequence[str], name: str) -> BlockOp:
+    """A value with 1 in the place of loads, as one function of what has none of them."""
+    inputs, nodes = list[str](), list[tuple[str, tuple[Any, ...], Any]]()
+
+    def reads(v: str) -> bool:
+        return v in loads or (graph.op(v).thread is not None and any(map(reads, graph.op(v).inputs)))
+
+    def known(op: str, args: tuple[Any, ...], constant: Any = None) -> tuple[str, int]:
+        nodes.append((op, args, constant))
+        return "node", len(nodes) - 1
+
+    def walked(v: str) -> tuple[str, int]:
+        o = graph.op(v)
+        if v in loads:
+            return known("const", (), Fraction(1))
+        if o.thread is None or not reads(v):
+            inputs.extend([] if v in inputs else [v])
+            return "input", inputs.index(v)
+        values = [walked(i) for i in o.inputs]
+        for n in o.thread.nodes:
+            values.append(known(n.op, tuple(values[i] for i in n.inputs), n.value))
+        return values[-1]
+
+    walked(value)
+    made = tuple(
+        Node(op, tuple(k if kind == "input" else len(inputs) + k for kind, k in args), constant)
+        for op, args, constant in nodes
+    )
+    return BlockOp(name, "thread", tuple(inputs), graph.op(value).phase, thread=ThreadGraph(len(inputs), made))
+
+
+def _alive(graph: BlockGraph) -> BlockGraph:
+    """The graph without values that nothing reads."""
+    while True:
+        read = {i for o in graph.ops for i in o.inputs} | set(graph.outputs)
+        ops = tuple(o for o in graph.ops if o.name in read)
+        if len(ops) == len(graph.ops):
+            return graph
+        graph = replace(graph, ops=ops)
 
 
 def _scaled(power: int) -> tuple[Node, ...]:
