@@ -25,7 +25,8 @@ ASSIGNMENTS = frozenset(("=", "+=", "-=", "*=", "/=", "|=", "^="))
 LITERALS = frozenset(("true", "false", "nullptr", "INFINITY", "NAN"))
 CASTS = frozenset(("static_cast", "reinterpret_cast"))
 VECTOR_LOOP = "MIRAGE_VECTOR_LOOP"
-EACH = frozenset(("MIRAGE_STRIP", "MIRAGE_STRIP_ROWS", "MIRAGE_EACH"))
+STRIPS = tuple(f"MIRAGE_STRIP{x}" for x in ("", "_ROWS", "_HALF", "_ROWS_HALF"))
+EACH = frozenset((*STRIPS, "MIRAGE_EACH"))
 STORAGE = frozenset(("constexpr", "static", "thread_local", "extern", "__shared__"))
 _OWN = "for if else return break using typedef const auto __restrict__"
 _FOREIGN = """while do switch case default continue goto asm volatile new delete struct class union enum

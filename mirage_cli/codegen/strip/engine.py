@@ -184,7 +184,7 @@ class _Kernel(StripParts):
             *([SHOWN] if self.memory.unit == SWIZZLED else []),
             EACH_GROUP,
             COMMITTED if at_once else ahead,
-            *self.stage(*self.stores(), *self.body),
+            *self.stage(*self.stores(), *self.counts(), *self.body),
             k.assign(SLOT, SLOT + 1 if at_once else k.select(at_end, 0, SLOT + 1)),
         )
         return [k.declare("int", "slot", 0), walk]

@@ -29,6 +29,7 @@ from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 
 MATRIX_TYPES = (F16, BF16)
 PANEL = 64  #: elements of a row that lie together where matrix instructions of a warpgroup read them
+HALF = 8  #: rows of which each lane has one element of a matrix beside another
 HELD_REGISTERS = 64  #: registers of a thread that may hold operands which do not change in the loop
 
 #: what is read or counted, by operator
@@ -122,7 +123,7 @@ class StripLoop(StripColumns):
             copy = f"{name}_rows"
             rows = self.group_sizes(own, PROLOGUE)
             self.copies[name] = copy
-            v = self.row_vectors[copy] = RowVector(copy, rows, self.row_matrices(rows))
+            v = self.row_vectors[copy] = RowVector(copy, rows, self.row_matrices(rows), half=self.half(rows))
             self.before += self.computed(v, e, PROLOGUE, self.shared_vector)
         return Ref(self.copies[name])
 
@@ -180,17 +181,21 @@ class StripLoop(StripColumns):
             places["c_"] = self.clamped(v.column, v.cols, v.width)
         return [k.lets("int", places, unused=True), *decode(v.rows, "r_"), *decode(v.cols, "c_")]
 
+    def half(self, rows: Sizes) -> bool:
+        """True if all rows lie in the upper half of one matrix."""
+        return self.members == 1 and count(rows) <= HALF
+
     def matrix(self, name: str, rows: Sizes, cols: Sizes) -> Matrix:
         """A strip with a type of its own."""
         columns = self.column_matrices(cols)
-        m = self.matrices[name] = Matrix(name, rows, cols, self.row_matrices(rows), columns, self.across)
+        m = self.matrices[name] = Matrix(name, rows, cols, self.row_matrices(rows), columns, self.across, half=self.half(rows))
         self.declare.append(k.alias(m.own, m.type))
         return m
 
     def row_value(self, o: BlockOp, e: Expr) -> None:
         """A new row vector with the value of an expression."""
         like = next(self.row_vectors[n] for n in refs(e) if n in self.row_vectors)
-        v = self.row_vectors[o.name] = RowVector(o.name, like.rows, like.mt)
+        v = self.row_vectors[o.name] = RowVector(o.name, like.rows, like.mt, half=like.half)
         self.body += self.computed(v, e, BODY, self.element_of_rows)
         self.value[o.name] = Ref(o.name)
 
@@ -322,7 +327,7 @@ class StripLoop(StripColumns):
 
     def masked(self, m: Matrix, over: frozenset[str]) -> Matrix:
         """A strip with zeros outside the extents of what a product sums over."""
-        test = k.both(self.inside([a for a, _ in m.cols if a in over], BODY), m.short)
+        test = k.both(self.inside_strip([a for a, _ in m.cols if a in over]), m.short)
         if m.width % 16:
             raise Refused(f"{m.name} has {m.width} columns, no multiple of 16")
         if test:
@@ -360,9 +365,9 @@ class StripLoop(StripColumns):
             raise Refused(f"{o.name} does not take whole rows of a strip")
         kind = "StripSum" if o.op == "sum" else "StripMax"
         name, shrink = self.target(o)
-        v = self.row_vectors[name] = RowVector(name, m.rows, m.mt)
+        v = self.row_vectors[name] = RowVector(name, m.rows, m.mt, half=m.half)
         out, x, nothing = Lets(), k.name("x"), k.call(f"{kind}::none")
-        test = k.both(self.inside([a for a, _ in m.cols], BODY), m.short)
+        test = k.both(self.inside_strip([a for a, _ in m.cols]), m.short)
         value = self.value_of(e, BODY, out, self.element_of_strip)
         value = k.select(test, value, nothing) if test else value
         position = self.place_of(m) if self.has_position(e) or test else []
@@ -395,9 +400,9 @@ class StripLoop(StripColumns):
         top = self.value[o.inputs[0]]
         assert isinstance(top, Ref)
         like = self.row_vectors[top.buffer]
-        v = self.row_vectors[o.name] = RowVector(o.name, like.rows, like.mt)
+        v = self.row_vectors[o.name] = RowVector(o.name, like.rows, like.mt, half=like.half)
         shrink = next(r.name for r in self.readers[o.name] if r.op == "shrink")
-        scale = self.row_vectors[shrink] = RowVector(shrink, like.rows, like.mt)
+        scale = self.row_vectors[shrink] = RowVector(shrink, like.rows, like.mt, half=like.half)
         self.shrinks[shrink] = o.name
         self.maxima.append(o.name)
         self.before += [k.declare(v.type, o.name), _filled(o.name, -k.number("INFINITY"))]

@@ -88,6 +88,7 @@ class Matrix:
     nt: int
     across: int = 1
     slab: int = 1  #: matrices whose columns alternate
+    half: bool = False  #: no more than the upper half of a matrix has rows
 
     @property
     def type(self) -> ir.Type:
@@ -130,7 +131,7 @@ class Matrix:
 
     def each(self, *body: ir.Statement) -> ir.Each:
         """Every lane visits its elements."""
-        return k.each("MIRAGE_STRIP", self.own, *body)
+        return k.each("MIRAGE_STRIP_HALF" if self.half else "MIRAGE_STRIP", self.own, *body)
 
     @property
     def axes(self) -> frozenset[str]:
@@ -146,6 +147,7 @@ class RowVector:
     rows: Sizes
     mt: int
     cols: Sizes = ()
+    half: bool = False
 
     @property
     def type(self) -> ir.Type:
@@ -169,7 +171,7 @@ class RowVector:
 
     def each(self, *body: ir.Statement) -> ir.Each:
         """Every lane visits its numbers."""
-        return k.each("MIRAGE_STRIP_ROWS", self.type, *body)
+        return k.each("MIRAGE_STRIP_ROWS_HALF" if self.half else "MIRAGE_STRIP_ROWS", self.type, *body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ PANEL = 1024  #: bytes at multiples of which their tiles begin
 registry.ARRAYS["Strip"] = lambda args: (args[0], args[1], 4)
 registry.ARRAYS["StripRows"] = lambda args: (args[0], 2)
 registry.EACH["MIRAGE_STRIP"] = (("m_", "n_", "i_"), lambda args: (args[0], args[1], 4))
+registry.EACH["MIRAGE_STRIP_HALF"] = (("m_", "n_", "i_"), lambda args: (args[0], args[1], 2))
+registry.EACH["MIRAGE_STRIP_ROWS_HALF"] = (("m_", "h_"), lambda args: (args[0], 1))
 registry.EACH["MIRAGE_STRIP_ROWS"] = (("m_", "h_"), lambda args: (args[0], 2))
 
 

@@ -55,6 +55,12 @@ MIRAGE_DEVICE int strip_col(int share, int n, int i) {
         _Pragma("unroll") for (int i_ = 0; i_ < 4; ++i_)
 #define MIRAGE_STRIP_ROWS(S) \
     _Pragma("unroll") for (int m_ = 0; m_ < S::MT; ++m_) _Pragma("unroll") for (int h_ = 0; h_ < 2; ++h_)
+// The same of the upper halves of matrices, which have all rows then.
+#define MIRAGE_STRIP_HALF(S)                                                                                 \
+    _Pragma("unroll") for (int m_ = 0; m_ < S::MT; ++m_) _Pragma("unroll") for (int n_ = 0; n_ < S::NT; ++n_) \
+        _Pragma("unroll") for (int i_ = 0; i_ < 2; ++i_)
+#define MIRAGE_STRIP_ROWS_HALF(S) \
+    _Pragma("unroll") for (int m_ = 0; m_ < S::MT; ++m_) _Pragma("unroll") for (int h_ = 0; h_ < 1; ++h_)
 
 // The sum or maximum over the lanes that share a row.
 template <class R>
