@@ -28,7 +28,8 @@ CHUNK = 16  #: bytes that are copied at a time
 STEP = 32  #: positions that matrix instructions take at a time
 DEPTHS = (128, 256, 512, 1024)  #: positions in an iteration
 UNIT = 256  #: positions of which shares of a reduction over blocks are multiples
-UNPACKING = {4: 1.1, 8: 1.5}  #: instructions that make an operand of a number along columns, by its bits
+#: elementwise operations in the time of a number along columns, by its bits: 1.1 and 1.5 instructions, a third of one each
+UNPACKING = {4: 0.4, 8: 0.5}
 COLUMNS = 0.3  #: share of a step of 16 rows that preparing 8 columns takes
 
 

@@ -28,6 +28,7 @@ from mirage_cli.search.schedules.fitted import Clusters
 from mirage_cli.search.schedules.schedule import Schedule, padded_depths
 from mirage_cli.search.schedules.target import Target
 
+HALF = 8  #: rows of which each lane has one element of a matrix beside another
 RESERVED = 1024  #: bytes of shared memory that every block takes beside its own
 MOST_RESIDENT = 4  #: blocks of a multiprocessor beyond which more gain nothing
 OTHER_REGISTERS = 100  #: of a thread, for all but the results of products
@@ -358,6 +359,11 @@ class Shape:
         """Rows of a block's strip with padding."""
         return self._held(axes & self.r.sides.rows, 16 * self.members)
 
+    def visited(self, axes: frozenset[str]) -> int:
+        """Rows of whose elements lanes compute something: no lower halves of matrices that have no rows."""
+        n = self._held(axes & self.r.sides.rows, HALF)
+        return n if n <= HALF and self.members == 1 else self.rows(axes)
+
     def cols(self, axes: frozenset[str]) -> int:
         """Columns of a strip with padding."""
         return self._held(axes & self.r.sides.cols, 8 * self.across)
@@ -458,7 +464,7 @@ class Shape:
         operands = {i for o in products(self.g) for i in o.inputs} - self.r.packed.keys() - self.r.shown
         for o in self.g.ops:
             own = self.axes[o.name]
-            n = self.rows(own) * self.cols(own) / 32 / self.members / self.across
+            n = self.visited(own) * self.cols(own) / 32 / self.members / self.across
             if o.phase == BODY and o.op == "thread" and o.thread is not None and o.name in made:
                 total += n * o.thread.flops()
             elif o.name in self.columns:
@@ -468,7 +474,7 @@ class Shape:
             elif o.phase == BODY and o.op in ("sum", "top"):
                 read = self.axes[o.inputs[0]]
                 if o.inputs[0] in made:
-                    total += self.rows(read) * self.cols(read) / 32 / self.members / self.across
+                    total += self.visited(read) * self.cols(read) / 32 / self.members / self.across
                 else:
                     total += 4.0 * self.elements(read, BODY) / 32 / self.members
             elif o.op == "accum" and len(o.inputs) > 1:

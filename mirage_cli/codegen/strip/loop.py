@@ -26,10 +26,10 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import BF16, F16, F32, DType
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
+from mirage_cli.search.schedules.strip import HALF
 
 MATRIX_TYPES = (F16, BF16)
 PANEL = 64  #: elements of a row that lie together where matrix instructions of a warpgroup read them
-HALF = 8  #: rows of which each lane has one element of a matrix beside another
 HELD_REGISTERS = 64  #: registers of a thread that may hold operands which do not change in the loop
 
 #: what is read or counted, by operator
