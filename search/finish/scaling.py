@@ -191,7 +191,10 @@ class _Block:
             for own in sorted(self.terms.own):
                 factors = self.terms.missing(self.values[other], own)
                 rest = None if factors is None else self.terms.without(self.values[large], factors)
-                loads = [next((o.name for o in graph.ops if o.op == "load" and self.values[o.name] == f), "") for f in factors or ()]
+                loads = [
+                    next((o.name for o in graph.ops if o.op == "load" and self.values[o.name] == f), "")
+                    for f in factors or ()
+                ]
                 if rest is None or not all(loads):
                     continue
                 less, more = f"{large}_handed", f"{other}_with"
@@ -219,7 +222,7 @@ class _Block:
 def _handed(
     graph: BlockGraph, product: BlockOp, large: str, other: str, loads: Sequence[str], names: tuple[str, str]
 ) -> BlockGraph:
-    """The graph in which a product's `large` operand has 1 in the place of `loads`, and its `other` one is multiplied by them."""
+    """The graph in which a product's `large` operand has 1 in the place of `loads`, which multiply the `other` one."""
     less, more = names
     nodes = tuple(Node("mul", (k if k == 0 else len(loads) + k, k + 1)) for k in range(len(loads)))
     new = [
@@ -228,7 +231,9 @@ def _handed(
     ]
     if (made := graph.op(other).thread) is not None:  # as one function
         arity, count = made.arity, len(made.nodes)
-        inner = tuple(replace(n, inputs=tuple(i if i < arity else i + len(loads) for i in n.inputs)) for n in made.nodes)
+        inner = tuple(
+            replace(n, inputs=tuple(i if i < arity else i + len(loads) for i in n.inputs)) for n in made.nodes
+        )
         last = arity + len(loads) + count - 1
         outer = tuple(Node("mul", (last + k, arity + k)) for k in range(len(loads)))
         thread = ThreadGraph(arity + len(loads), (*inner, *outer))

@@ -137,8 +137,8 @@ class Roles:
     chained: bool
     axes: Mapping[str, frozenset[str]]
     made: frozenset[str]
-    packed: Mapping[str, packed.Quantised]  #: operands that are read as they are stored
-    columns: Mapping[str, packed.Columns]  #: the same of those along columns
+    columns: Mapping[str, packed.Columns]  #: operands along columns that are read as they are stored
+    packed: Mapping[str, packed.Quantised]  #: the same along rows
     limits: tuple[Form, ...]  #: those with integers that are inputs too
     shown: frozenset[str]  #: values that are rows of a load, and zeros
 
@@ -178,8 +178,8 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
         chained,
         axes,
         made,
-        own,
         columns,
+        own,
         (*limits(program, graph), *given_limits(program, graph)),
         shown,
     )

@@ -200,11 +200,7 @@ class StripBase(Positions):
             constant=source.source in self.r.constants,
             unit=self.memory.unit,
             at=self.stage_bytes(),
-            kind="ColumnTile"
-            if load in self.in_columns
-            else "PackedTile"
-            if source.name in self.numbers
-            else "Tile",
+            kind="ColumnTile" if load in self.in_columns else "PackedTile" if source.name in self.numbers else "Tile",
         )
         self.add_tile(tile)
         if not tile.ring:
@@ -285,9 +281,7 @@ class StripBase(Positions):
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
         sure = [not self.row_inside(t)] if t.kind != "Tile" else []
         threads, thread = self.sharing(t.ring)
-        return k.run(
-            LOADERS[t.kind], self.held(t), thread, t.value, valid, self.row_of(t), static=[threads, *sure]
-        )
+        return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, self.row_of(t), static=[threads, *sure])
 
     def row_inside(self, t: OperandTile) -> ir.Expression | None:
         """The condition that row `o` of a tile is no padding and is not left out."""

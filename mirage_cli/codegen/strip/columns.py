@@ -1,6 +1,6 @@
 """Operands along the columns of strips that stay as they are stored, in 4 or 8 bits: keys and values of caches.
 
-Warps unpack them in registers. Scales go elsewhere: those of keys to the queries and to scores, those of values to the results.
+Warps unpack them in registers. Scales go elsewhere: those of keys to queries and scores, those of values to results.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from mirage_cli.codegen.strip.values import CHUNK, Matrix, OperandTile
 from mirage_cli.codegen.terms import expressions
 from mirage_cli.codegen.terms.expressions import SYNC, Lets
 from mirage_cli.codegen.terms.fragments import decode
-from mirage_cli.codegen.tiles.tile import Apply, Expr, Global, Ref, Sizes, count
+from mirage_cli.codegen.tiles.tile import Apply, Expr, Ref, Sizes, count
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.dtypes import BF16, F16, DType
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules.packed import STEP, Columns
 
+MATRIX_TYPES = (F16, BF16)
+HELD_REGISTERS = 64  #: registers of a thread that may hold operands which do not change in the loop
 SMALLEST = k.number("1e-30f")  #: that scales are divided by
 
 
@@ -89,9 +91,9 @@ class StripColumns(StripPacked):
         (axis, *others), fill = ([a for a, _ in t.outer] or [""]), self.fills.get(t.name, 0)
         slot = next((n for n, s in enumerate(access) if s.axis == axis), len(access))
         pitch = ex.product([s.extent for s in access[slot + 1 :]])
-        even = not others and count(t.outer) == t.n_outer and slot < len(access) and isinstance(pitch, int)
+        even = not others and count(t.outer) == t.n_outer and slot < len(access)
         threads, thread = self.sharing(t.ring)
-        static: list[ir.Value] = [threads, pitch if even else 0, fill]
+        static: list[ir.Value] = [threads, pitch if even and isinstance(pitch, int) else 0, fill]
         return k.run("load_columns", self.held(t), thread, t.value, self.row_of(t), static=static)
 
     # --- products -----------------------------------------------------------------------------------------------------------
@@ -152,6 +154,23 @@ class StripColumns(StripPacked):
         """A tile as operand along rows whose positions lie as a warp unpacks them."""
         kind = k.of_type("UnpackedRows", t.type, own.bits)
         return self.kept_rows(t, k.construct(kind, self.held(t), self.first_row(mt)), (mt, kt), True, f"{own.bits}")
+
+    def inner_depth(self, t: OperandTile, over: frozenset[str]) -> bool:
+        """True if rows of a tile walk what is summed."""
+        return bool({a for a, _ in t.inner} & over)
+
+    def kept_rows(
+        self, t: OperandTile, value: ir.Expression, matrices: tuple[int, int], keep: bool, order: str = ""
+    ) -> ir.Expression:
+        """An operand of so many matrices in registers where it stays the same and is small."""
+        mt, kt = matrices
+        if t.phase == BODY or not keep or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
+            return value
+        held = k.name(f"{t.name}_held{order}")
+        declared = k.declare(k.of_type("HeldRows", self.ctype(t.dtype), mt, kt), held.path[0])
+        if declared not in self.before:
+            self.before += [declared, k.run(held.member("read"), value)]
+        return held
 
 
 def permuted(m: Matrix, bits: int) -> Matrix:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mirage_cli.codegen.strip.base import EACH_GROUP, ONE, SHOWN, Leaf
-from mirage_cli.codegen.strip.columns import StripColumns, permuted
+from mirage_cli.codegen.strip.columns import MATRIX_TYPES, StripColumns, permuted
 from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, Vector, padded
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
@@ -24,13 +24,11 @@ from mirage_cli.codegen.tiles.tile import (
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
-from mirage_cli.lax.dtypes import BF16, F16, F32, DType
+from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules.strip import HALF
 
-MATRIX_TYPES = (F16, BF16)
 PANEL = 64  #: elements of a row that lie together where matrix instructions of a warpgroup read them
-HELD_REGISTERS = 64  #: registers of a thread that may hold operands which do not change in the loop
 
 #: what is read or counted, by operator
 LEAVES: dict[str, Callable[[BlockOp], Expr]] = {
@@ -188,7 +186,9 @@ class StripLoop(StripColumns):
     def matrix(self, name: str, rows: Sizes, cols: Sizes) -> Matrix:
         """A strip with a type of its own."""
         columns = self.column_matrices(cols)
-        m = self.matrices[name] = Matrix(name, rows, cols, self.row_matrices(rows), columns, self.across, half=self.half(rows))
+        m = self.matrices[name] = Matrix(
+            name, rows, cols, self.row_matrices(rows), columns, self.across, half=self.half(rows)
+        )
         self.declare.append(k.alias(m.own, m.type))
         return m
 
@@ -298,10 +298,6 @@ class StripLoop(StripColumns):
             return t.outer, t.inner, t.n_inner
         return t.inner, t.outer, t.n_outer
 
-    def inner_depth(self, t: OperandTile, over: frozenset[str]) -> bool:
-        """True if rows of a tile walk what is summed."""
-        return bool({a for a, _ in t.inner} & over)
-
     def joint(self, dtype: DType, cols: Sizes, t: OperandTile) -> bool:
         """True if, as far as the operand along columns goes, the warps of 64 rows multiply together."""
         matrices = self.column_matrices(cols)
@@ -311,19 +307,6 @@ class StripLoop(StripColumns):
         """A tile as operand along rows, in registers (where it is to `keep` there) when it stays the same and is small."""
         kind = k.of_type("Rows16", t.type, self.inner_depth(t, over))
         return self.kept_rows(t, k.construct(kind, self.held(t), self.first_row(mt)), (mt, kt), keep)
-
-    def kept_rows(
-        self, t: OperandTile, value: ir.Expression, matrices: tuple[int, int], keep: bool, order: str = ""
-    ) -> ir.Expression:
-        """An operand of so many matrices in registers where it stays the same and is small."""
-        mt, kt = matrices
-        if t.phase == BODY or not keep or 4 * mt * kt > HELD_REGISTERS or t.dtype not in MATRIX_TYPES:
-            return value
-        held = k.name(f"{t.name}_held{order}")
-        declared = k.declare(k.of_type("HeldRows", self.ctype(t.dtype), mt, kt), held.path[0])
-        if declared not in self.before:
-            self.before += [declared, k.run(held.member("read"), value)]
-        return held
 
     def masked(self, m: Matrix, over: frozenset[str]) -> Matrix:
         """A strip with zeros outside the extents of what a product sums over."""

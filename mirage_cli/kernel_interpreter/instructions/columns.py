@@ -32,6 +32,8 @@ def _load_columns(s: Any, static: Sequence[Any], tile: strip.Tile, thread: Any, 
         filled = s.arithmetic.const(fill).a.reshape(-1, *(1,) * known.ndim).astype(s.arithmetic.dtype)
         values = np.broadcast_to(filled, (s.arithmetic.fields, *known.shape))
         source = strip._places(s, of, pitch, row, k // chunks)
+        if source is not None and source.type != of.of.name:
+            raise Fault(f"numbers of {source.type} in a tile of {of.of.name}")
         if source is not None:
             known = known if source.null is None else known & ~source.null
             s.aligned(source.plus(inner), CHUNK, known.any(axis=0))
@@ -65,7 +67,7 @@ class StoredColumns:
         return self.bits if self.deep else 0
 
     def matrix(self, s: Any, depth: int, columns: int) -> Array:
-        """The operand of each warp: [fields, warps, depth, columns]; those of matrices that are unpacked together alternate."""
+        """The operand of each warp: [fields, warps, depth, columns]; matrices unpacked together alternate."""
         size = (columns, depth) if self.deep else (depth, columns)
         if size != (self.tile.type.OUTER, self.tile.type.INNER):
             raise Fault(f"{depth} positions of {columns} columns in a tile of {self.tile.type.OUTER} rows")

@@ -1,5 +1,5 @@
-"""Attention behind caches of 4 and 8 bits by strips that read keys and values as they are stored: their programs for every kind
-of numbers, scales and sizes, refuted where one is another, compiled without a spilled register."""
+"""Attention behind caches of 4 and 8 bits by strips that read keys and values as they are stored: their programs for every
+kind of numbers, scales and sizes, refuted where one is another, compiled without a spilled register."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mirage_cli.backends import toolchain
@@ -18,10 +19,11 @@ from mirage_cli.lax.dtypes import BF16, E4M3, F16, F32, I4, I8, I64, U4, U8, DTy
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.search.finish.scaling import with_headroom
 from mirage_cli.search.schedules.ranking import engine_ranked
-from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
+from tests.codegen import kernels
 from tests.codegen.kernels import Case, single
 from tests.codegen.programs import program
 from tests.codegen.test_cuda_compiles import compiled, found_nvcc
@@ -108,7 +110,8 @@ def case(form: str) -> Case:
             s = r.schedule
             if s.loop == c.loop and s.number("members") == c.members:
                 named, s = re.sub(r"\W", "", form), replace(s, stages=3)
-                found = Case(named, p, single(p, g), (s,), target, sizes=(("keys", KEYS),))
+                graph = with_headroom(p, single(p, g), {})
+                found = Case(named, p, graph, (s,), target, sizes=(("keys", KEYS),))
                 if found.renders() and found.render().text.count("contract_stored") == 2:
                     return found
     raise AssertionError(f"no kernel of {form}")
@@ -120,3 +123,81 @@ def test_stored_columns_are_their_programs(form: str, residues: bool) -> None:
     c = case(form)
     found = compare(c.render().text, c.program, c.graph, c.symbols, residues=residues)
     assert found.reason == "" and found.compared > 0
+
+
+#: a kernel, its text, what takes its place
+CHANGED = {
+    "another zero point of keys": ("int4", "DeepColumns<(\\w+), 8>", r"DeepColumns<\1, 7>"),
+    "another zero point of values": ("int4", "WideColumns<(\\w+), 8>", r"WideColumns<\1, 7>"),
+    "the neighbour's number": ("int4", r"(packed_at<u4>\(\w+, )", r"\g<1>1 + "),
+    "rows that lie further apart": ("int8", r"load_columns<GROUP, 64, 0>", "load_columns<GROUP, 128, 0>"),
+    "hidden rows hold another number": ("int4", r"load_columns<GROUP, 64, 8>", "load_columns<GROUP, 64, 0>"),
+    "numbers of another type": ("signed int4", r"ColumnTile<i4", "ColumnTile<u4"),
+    "queries in the order of other numbers": ("int4", r"UnpackedRows<(\w+), 4>", r"UnpackedRows<\1, 8>"),
+    "queries in their own order": ("int8", r"UnpackedRows<(\w+), 8>", r"Rows16<\1, true>"),
+    "columns in their own order": ("int4", r"slab_col<4>\(", "strip_col("),
+    "columns in the order of other numbers": ("int8", r"slab_col<2>\(", "slab_col<4>("),
+    "scales of the next column": ("int8 by channels", r"(_scale\[)c\]", r"\g<1>c ^ 1]"),
+    "scores without the largest scale": ("int8 by channels", r"(_factor) = \w+_scale\[0\];", r"\1 = 1.0f;"),
+    "a key more is shown": ("int4", r"_here \+ (i_\w+) <= ", r"_here + \1 - 1 <= "),
+    "positions behind the end": ("int8", r"(\w+_left = .*)offset_t\(16\)", r"\1offset_t(8)"),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGED))
+def test_what_is_changed_is_refuted(change: str) -> None:
+    name, old, new = CHANGED[change]
+    c = case(name)
+    text, count = re.subn(old, new, c.render().text, count=1)
+    assert count == 1
+    assert compare(text, c.program, c.graph, c.symbols).reason
+
+
+@pytest.mark.parametrize("form", ["int4", "int4 by channels", "int8 by channels", "float8"])
+def test_the_search_ends_with_one_kernel(form: str) -> None:
+    """Which reads numbers as they are stored, whatever may be in scales: no operand overflows that does not in the program."""
+    p = case(form).program
+    found = Searcher(SearchOptions()).at({"keys": 8192}).search(p, load_target("sm_90a")).candidates
+    assert [s.engine for s in found[0].schedules] == ["strip"]
+    best = Case("best", p, found[0].graph, found[0].schedules, load_target("sm_90a"), sizes=(("keys", KEYS),))
+    assert best.render().text.count("contract_stored") == 2
+
+
+def test_bytes_that_are_predicted_are_those_of_stored_numbers() -> None:
+    moved = []
+    for form in ("int4", "int8"):
+        p = case(form).program
+        (kernel,) = case(form).graph.kernels
+        (best, *_) = engine_ranked("strip", p, kernel.block, load_target("sm_90a"), 1, {"keys": 8192})
+        moved.append(best.prediction.moved)
+    assert moved[0] == pytest.approx(moved[1] / 2, rel=0.02)
+
+
+def test_scales_of_any_size_do_not_overflow() -> None:
+    """Queries are multiplied with scales of channels over the largest one."""
+    c = case("int8 by channels")
+    for size in (1e-7, 1.0, 1e7):
+        arrays = c.inputs()
+        for s, a in zip(c.program.sources, arrays, strict=True):
+            if s.name == "ks":
+                a[...] = np.abs(a) * size
+            elif s.name == "q" and size > 1:
+                a[...] = a / size
+            elif s.name in ("before", "last"):
+                a[...] = 50
+        (wanted,) = c.reference(arrays)
+        answer = kernels.answered(c, arrays)
+        assert not isinstance(answer, str), answer
+        np.testing.assert_allclose(answer[0], wanted, rtol=2e-2, atol=2e-2 * np.abs(wanted).max())
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_kernels_compile(arch: str, tmp_path: Path) -> None:
+    nvcc: toolchain.Tool = found_nvcc()
+    own = [f for f, c in FORMS.items() if c.arch == arch]
+    text = "\n".join(f"namespace of_{case(f).name} {{ {case(f).render().text} }}" for f in own)
+    lines = [line for line in text.splitlines() if not line.startswith("#include")]
+    headers = dict.fromkeys(re.findall(r"#include [<\"][^>\"]+[>\"]", text))
+    said = compiled(nvcc, "\n".join([*headers, *lines]), tmp_path, arch, made="-fatbin")
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", said)) == {"0"}

@@ -17,7 +17,8 @@ using ColumnTile = PackedTile<T, OUTER, INNER>;
 template <int THREADS, int PITCH, int FILL, class TILE, class F>
 MIRAGE_DEVICE void load_columns(TILE t, int thread, const void* any, F row) {
     using BYTES = typename TILE::BYTES;
-    constexpr int COUNT = BYTES::OUTER * BYTES::CHUNKS, FILLED = TILE::T::BITS == 4 ? FILL * 0x11111111 : FILL * 0x01010101;
+    constexpr int COUNT = BYTES::OUTER * BYTES::CHUNKS;
+    constexpr unsigned FILLED = TILE::T::BITS == 4 ? (FILL & 15) * 0x11111111u : (FILL & 255) * 0x01010101u;
     const BYTES to{t.at};
     const auto copy = [&](int o, int c, const uint8_t* from) { copy_async<16>(to.chunk(o, c), from, 16); };
     if (even_rows<THREADS, PITCH * TILE::T::BITS / 8>(to, thread, row, copy)) return;
@@ -25,7 +26,7 @@ MIRAGE_DEVICE void load_columns(TILE t, int thread, const void* any, F row) {
     for (int k = thread; k < COUNT; k += THREADS) {
         const int o = k / BYTES::CHUNKS, c = k % BYTES::CHUNKS;
         const uint8_t* const from = row(o);
-        if (FILL != 0 && from == nullptr) *reinterpret_cast<int4*>(to.chunk(o, c)) = make_int4(FILLED, FILLED, FILLED, FILLED);
+        if (FILL != 0 && from == nullptr) *reinterpret_cast<uint4*>(to.chunk(o, c)) = make_uint4(FILLED, FILLED, FILLED, FILLED);
         else copy_async<16>(to.chunk(o, c), from != nullptr ? from + 16 * c : any, from != nullptr ? 16 : 0);
     }
 }
