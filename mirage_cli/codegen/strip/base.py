@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 
 from mirage_cli.codegen.requests.request import Request
+from mirage_cli.codegen.strip.counts import StripCounts
 from mirage_cli.codegen.strip.values import (
     CHUNK,
     SWIZZLED,
@@ -20,13 +20,11 @@ from mirage_cli.codegen.strip.values import (
 from mirage_cli.codegen.terms import expressions
 from mirage_cli.codegen.terms.expressions import THREAD, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
-from mirage_cli.codegen.terms.positions import Positions
-from mirage_cli.codegen.terms.visible import at_least_0, held, integers, stepped, walked
+from mirage_cli.codegen.terms.visible import at_least_0, integers, stepped, walked
 from mirage_cli.codegen.tiles.tile import (
     Apply,
     Expr,
     Global,
-    Number,
     Position,
     Ref,
     Sizes,
@@ -62,7 +60,6 @@ LOADERS = {"Tile": "load_tile", "PackedTile": "load_packed", "BlockTile": "load_
 EACH_GROUP = k.run("wait_together", 1 + k.name("group"), static=["GROUP"])  #: those of a group do
 SHOWN = k.run("show_products")  #: what threads have written is seen by matrix instructions of a warpgroup
 
-MOST_WHOLE = 1 << 28  #: of numbers that are added to positions as short integers
 FEWEST_THREADS = 128  #: of a block
 
 
@@ -78,7 +75,7 @@ def array(variable: str, n: Value, *value: ir.Expression) -> ir.Declare:
     return k.declare("float", variable, *value, dims=[n])
 
 
-class StripBase(Positions):
+class StripBase(StripCounts):
     """The values of a kernel and how they are printed."""
 
     def __init__(self, r: Request) -> None:
@@ -438,52 +435,6 @@ class StripBase(Positions):
         read = frozenset[str]().union(*(self.p.axes_of(v) for v in globals_of(e)))
         inside = self.inside([a for a, _ in sizes if a in read], phase)
         return out.let(inside, "bool") if inside else None
-
-    # --- positions of an iteration as short integers ------------------------------------------------------------------------
-    @property
-    def counted(self) -> bool:
-        """True if an iteration counts its positions by what integers that are inputs say."""
-        return any(f.given for f in self.limits) and not self.shapes.exact(self.loop_axis, BODY)
-
-    def counts(self) -> list[ir.Statement]:
-        """The first position of an iteration along the loop, and how many there are from it on, no more than a tile has."""
-        if not self.counted:
-            return []
-        axis, base = self.loop_axis, k.total(self.base(self.loop_axis, BODY))
-        left = k.converted("offset_t", self.extent(self.p.extent(axis)) - base)
-        most = k.call("min", left, k.converted("offset_t", self.s.loop))
-        here, rest = k.cast("int", base), k.cast("int", most)
-        return [k.lets("int", {f"{axis}_here": here, f"{axis}_left": rest}, unused=True)]
-
-    def inside_strip(self, axes: Sequence[str]) -> ir.Expression | None:
-        """As `inside` for positions of an iteration."""
-        if not self.counted or self.loop_axis not in axes:
-            return self.inside(axes, BODY)
-        loop = self.loop_axis
-        return k.both(self.inside([a for a in axes if a != loop], BODY), k.name(f"i_{loop}") < f"{loop}_left")
-
-    def whole_numbers(self, args: Sequence[Expr]) -> list[ir.Expression]:
-        """Expressions of positions and of integers that a block has as integers; none where one is another."""
-        if not self.counted or not any(self.loop_axis in self.axes_in(a) for a in args):
-            return []
-        found = [self.whole_number(a) for a in args]
-        return [x for x in found if x is not None] if None not in found else []
-
-    def whole_number(self, e: Expr) -> ir.Expression | None:
-        """Such an expression; None for another one."""
-        match e:
-            case Position(a) if a == self.loop_axis:
-                return k.name(f"{a}_here") + f"i_{a}"
-            case Position(a):
-                return k.cast("int", self.position(a, BODY))
-            case Global(v) if any(v == x for f in self.limits for x, _ in f.given):
-                return held(v)
-            case Number(Fraction() as n) if n.denominator == 1 and abs(n) < MOST_WHOLE:
-                return ir.lift(int(n))
-            case Apply("add", (x, y)):
-                one, two = self.whole_number(x), self.whole_number(y)
-                return None if one is None or two is None else one + two
-        return None
 
     def axes_in(self, e: Expr) -> frozenset[str]:
         """The axes of an expression's inputs, positions, registers and vectors."""
