@@ -117,6 +117,7 @@ class Strip:
     most_in_flight: int  #: bytes of one multiprocessor beyond which more bring nothing
     sharpness: float  #: exponent of the bend where the bandwidth is reached
     rise: float  #: share of the bandwidth over bytes on their way, where these are few
+    beside: float  #: share of what memory brings beside the rows of a tile that no other block has the use of
     sector: int  #: bytes of a row below which the memory is not used well
     piece_us: float  #: microseconds of a piece of a memory line that a multiprocessor copies
     cache_factor: float  #: bandwidth of the second-level cache over that of memory

@@ -41,6 +41,7 @@ from mirage_cli.search.schedules.strip import (
 )
 from mirage_cli.search.schedules.target import Target
 
+ATOM = 64  #: bytes that memory brings at least
 PARTS = 4  #: parts of a multiprocessor that issue instructions
 ROWS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)  #: rows of a block's strips
 CHAINED_ROWS = (16, 32, 64, 128, 256)  #: the same where products are multiplied again: others spill
@@ -235,7 +236,7 @@ def _numbers(shape: Shape, target: Target) -> dict[str, float]:
         "merge": shape.merge,
         "stored": shape.stored,
         "lines": shape.lines,
-        "moved": sum(bytes_ * max(1.0, c.sector / run) for bytes_, run in shape.rings),
+        "moved": sum(bytes_ * max(_brought(run, c.beside), c.sector / run) for bytes_, run in shape.rings),
         "registers": shape.registers(),
         "cluster": shape.cluster,
         "iterations": shape.iterations,
@@ -245,6 +246,12 @@ def _numbers(shape: Shape, target: Target) -> dict[str, float]:
         "clocks": shape.clocks() if multiply_together(s, target) else 0.0,
         "operands": shape.operand_bytes() if shape.across > 1 else 0.0,
     }
+
+
+def _brought(run: float, beside: float) -> float:
+    """Bytes that memory brings for each of so many side by side: it brings ATOM at a time, and neighbours of tiles whose rows
+    begin within one need it as well, of which the share `beside` comes to them anew."""
+    return 1 + beside * (ATOM - math.gcd(math.ceil(run), ATOM)) / run
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from mirage_cli.codegen.strip.values import (
     RowVector,
     TileSum,
     Vector,
+    even_pitch,
     padded,
 )
 from mirage_cli.codegen.terms import expressions
@@ -40,7 +41,7 @@ from mirage_cli.kernel_language.ir import Value
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.domains.limits import Form, Forms, Known
 from mirage_cli.lax.dtypes import DType
-from mirage_cli.lax.extents import Symbolic
+from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules import packed
@@ -276,9 +277,10 @@ class StripBase(StripCounts):
             left = k.joined("-", [self.extent(self.p.extent(axis)), *self.base(axis, phase)])
             left = left if inside_of == 1 else k.product([left, inside_of])
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
-        sure = [not self.row_inside(t)] if t.kind != "Tile" else []
         threads, thread = self.sharing(t.ring)
-        return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, self.row_of(t), static=[threads, *sure])
+        pitch = [self.even(t, phase)] if t.kind != "BlockTile" else []
+        static: list[Value] = [threads, *pitch, not self.row_inside(t)]
+        return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, self.row_of(t), static=static)
 
     def row_inside(self, t: OperandTile) -> ir.Expression | None:
         """The condition that row `o` of a tile is no padding and is not left out."""
@@ -298,6 +300,16 @@ class StripBase(StripCounts):
             at = (k.let(k.of_type(f"{self.ctype(t.dtype)}*", const=True), "from", k.total([t.value, offset])),)
         found = k.select(inside, found, k.number("nullptr")) if inside else found
         return k.function([("int", "o")], k.ignore("o"), *decode(t.outer, "o"), *at, ir.Return(found))
+
+    def even(self, t: OperandTile, phase: str) -> int:
+        """Elements from row to row of a tile; 0 where rows lie otherwise, some are padding, or one may end within a chunk."""
+        vector, (axis, _), whole = int(CHUNK / t.dtype.size), t.inner[0], count(t.inner)
+        ends: list[Extent] = [whole]
+        if not self.shapes.exact(axis, phase):
+            ends.append(ex.product([self.p.extent(axis), count(t.inner[1:])]))
+        if count(t.outer) != t.n_outer or any(not isinstance(n, int) or n % vector for n in ends):
+            return 0
+        return even_pitch(self.reads[t.value], t)
 
     def sharing(self, grouped: bool) -> tuple[str, ir.Expression]:
         """The number of the threads of a group or block, and the number of one among them."""

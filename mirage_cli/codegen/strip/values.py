@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from mirage_cli.codegen.tiles.tile import Sizes, count
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
+from mirage_cli.lax.extents import Extent
+from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY
 
 CHUNK = 16  #: bytes that are copied at a time
+MOST_EVEN = 1 << 31  #: elements of the rows of a tile whose places are found by constants
 SWIZZLED = 1024  #: bytes at multiples of which tiles for matrix instructions of a warpgroup begin
 
 
@@ -74,6 +78,22 @@ class OperandTile:
     def chunks(self) -> int:
         """Chunks of a row."""
         return int(self.n_inner * self.dtype.size) // CHUNK
+
+
+def even_pitch(source: Input, tile: OperandTile) -> int:
+    """Elements between the rows of a tile in its source; 0 where they are not the same between all of them, or not known."""
+    strides, behind = dict[str | None, Extent](), ex.ONE
+    for slot in reversed(source.access):
+        strides[slot.axis] = 0 if slot.axis in strides else behind
+        behind = ex.product([behind, slot.extent])
+    step: Extent = 0  # from what all positions of the axes behind take to the next one
+    for a, n in reversed(tile.outer):
+        if step not in (0, strides[a]):
+            return 0
+        step = ex.product([strides[a], n])
+    pitch = strides[tile.outer[-1][0]] if tile.outer else 0
+    known = isinstance(pitch, int) and pitch % tile.dtype.per_byte == 0 and pitch * tile.n_outer < MOST_EVEN
+    return pitch if isinstance(pitch, int) and known else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,16 +124,19 @@ def _of_warps(values: Array) -> Array:
 
 @instruction("load_tile")
 def _load_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, any_: Pointer, valid: Any, row: Any) -> None:
-    """Begin to copy a tile: rows without a place, and elements from `valid` on, are zero."""
-    of, threads = tile.type, static[0]
+    """Begin to copy a tile: rows without a place, of which `sure` says that there are none, and elements from `valid` on, are
+    zero."""
+    of, (threads, pitch, sure) = tile.type, static
     chunks = of.INNER // of.VEC
     k = np.arange(-(-of.OUTER * chunks // threads))[:, None] * threads + thread
     s.aligned(tile.at, CHUNK)
     with s.only(s.active & (k < of.OUTER * chunks)):
         inner = k % chunks * of.VEC
-        source = row(s, k // chunks)
+        source = _places(s, of, pitch, row, k // chunks)
         within = np.arange(of.VEC)[:, None, None]
         known = s.active & (inner + within < valid)
+        if sure and (source is None or (source.null is not None and (source.null & s.active).any())):
+            raise Fault("a row that is sure to have a place has none")
         values = np.zeros((s.arithmetic.fields, *known.shape), dtype=s.arithmetic.dtype)
         if source is not None:
             known = known if source.null is None else known & ~source.null

@@ -83,13 +83,13 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
         if (turn < mine) {
             [[maybe_unused]] const offset_t e_step = static_cast<offset_t>(turn * GROUPS + group) * 32;
             [[maybe_unused]] unsigned char* const stage = ring + slot * 2560;
-            load_tile<GROUP>(Tile_t2{reinterpret_cast<__half*>(stage + 0)}, in_group, x1, 16, [&](int o) {
+            load_tile<GROUP, 16, false>(Tile_t2{reinterpret_cast<__half*>(stage + 0)}, in_group, x1, 16, [&](int o) {
                 (void)o;
                 [[maybe_unused]] const int i_e = o;
                 const __half* const from = x1 + a_at * 1152 + (e_at + e_step + i_e) * 16;
                 return e_at + e_step + i_e < 72 ? from : nullptr;
             });
-            load_tile<GROUP>(Tile_t0{reinterpret_cast<__half*>(stage + 1024)}, in_group, x2, static_cast<int>(min(offset_t(24), offset_t(16 - c_at))), [&](int o) {
+            load_tile<GROUP, 16, false>(Tile_t0{reinterpret_cast<__half*>(stage + 1024)}, in_group, x2, static_cast<int>(min(offset_t(24), offset_t(16 - c_at))), [&](int o) {
                 (void)o;
                 [[maybe_unused]] const int i_e = o;
                 const __half* const from = x2 + a_at * 1152 + (e_at + e_step + i_e) * 16 + c_at;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     for (int turn = 0; turn < 1; ++turn) load_constants(turn, turn);
     launch_dependents();
     wait_for_earlier();
-    load_tile<THREADS>(Tile_t1{t1_tile}, static_cast<int>(threadIdx.x), x0, 16, [&](int o) {
+    load_tile<THREADS, 0, false>(Tile_t1{t1_tile}, static_cast<int>(threadIdx.x), x0, 16, [&](int o) {
         (void)o;
         [[maybe_unused]] const int i_b = o;
         const __half* const from = x0 + a_at * 144 + (b_at + i_b) * 16;

@@ -79,13 +79,13 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
         if (turn < mine) {
             [[maybe_unused]] const offset_t c_step = static_cast<offset_t>(turn * GROUPS + group) * 32;
             [[maybe_unused]] unsigned char* const stage = ring + slot * 3072;
-            load_tile<GROUP>(Tile_t0{reinterpret_cast<__half*>(stage + 0)}, in_group, x0, 32, [&](int o) {
+            load_tile<GROUP, 32, false>(Tile_t0{reinterpret_cast<__half*>(stage + 0)}, in_group, x0, 32, [&](int o) {
                 (void)o;
                 [[maybe_unused]] const int i_c = o;
                 const __half* const from = x0 + (c_at + c_step + i_c) * 32;
                 return c_at + c_step + i_c < 264 ? from : nullptr;
             });
-            load_tile<GROUP>(Tile_t2{reinterpret_cast<__half*>(stage + 2048)}, in_group, x2, 16, [&](int o) {
+            load_tile<GROUP, 16, false>(Tile_t2{reinterpret_cast<__half*>(stage + 2048)}, in_group, x2, 16, [&](int o) {
                 (void)o;
                 [[maybe_unused]] const int i_c = o;
                 const __half* const from = x2 + (c_at + c_step + i_c) * 16;
@@ -97,13 +97,13 @@ __global__ void __launch_bounds__(256, 1) kernel0(const Parameters0 parameters) 
     for (int turn = 0; turn < 1; ++turn) load_constants(turn, turn);
     launch_dependents();
     wait_for_earlier();
-    load_tile<THREADS>(Tile_t1{t1_tile}, static_cast<int>(threadIdx.x), x1, 32, [&](int o) {
+    load_tile<THREADS, 0, false>(Tile_t1{t1_tile}, static_cast<int>(threadIdx.x), x1, 32, [&](int o) {
         (void)o;
         [[maybe_unused]] const int i_a = o;
         const __half* const from = x1 + (a_at + i_a) * 32;
         return o < 24 && a_at + i_a < 19 ? from : nullptr;
     });
-    load_tile<THREADS>(Tile_t3{t3_tile}, static_cast<int>(threadIdx.x), x3, 16, [&](int o) {
+    load_tile<THREADS, 0, false>(Tile_t3{t3_tile}, static_cast<int>(threadIdx.x), x3, 16, [&](int o) {
         (void)o;
         [[maybe_unused]] const int i_a = o;
         const __half* const from = x3 + (a_at + i_a) * 16;

@@ -16,6 +16,12 @@ MIRAGE_DEVICE void copy_async(void* to, const void* from, int valid) {
                      "r"(valid));
     }
 }
+// 16 bytes, or zeros
+MIRAGE_DEVICE void copy_chunk(void* to, const void* from, bool there) {
+    asm volatile("{ .reg .pred none; setp.eq.s32 none, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, none; }" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(static_cast<int>(there)));
+}
 MIRAGE_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;"); }
 template <int PENDING>
 MIRAGE_DEVICE void copy_wait() {

@@ -91,6 +91,7 @@ MIRAGE_DEVICE float strip_exp_difference(float old_max, float new_max) {
 }
 
 // --- tiles ----------------------------------------------------------------------------------------------------------
+__host__ __device__ constexpr int power_below(int n) { return n < 2 ? n : 2 * power_below(n / 2); }  //!< the largest power of two up to n
 template <class T_, int OUTER_, int INNER_>
 struct Tile {
     using T = T_;
@@ -103,6 +104,10 @@ struct Tile {
         const int low = chunk & (GROUP - 1), place = low ^ ((outer / (8 / GROUP)) & (GROUP - 1));
         if constexpr (PANELS) return ((chunk / 8 * OUTER + outer) * 8 + place) * VEC;
         else return (outer * CHUNKS + chunk - low + place) * VEC;
+    }
+    // The place of a chunk `down` rows below one that is in a row before STEP, a power of two that `down` is a multiple of.
+    static MIRAGE_DEVICE int below(int index, int down) {
+        return (index ^ (((down / (8 / GROUP)) & (GROUP - 1)) * VEC)) + down * (PANELS ? 8 : CHUNKS) * VEC;
     }
     MIRAGE_DEVICE T* chunk(int outer, int c) const { return at + index(outer, c); }
     MIRAGE_DEVICE T* element(int outer, int inner) const { return chunk(outer, inner / VEC) + inner % VEC; }
@@ -117,10 +122,45 @@ struct Tile {
     }
 };
 
-// Start copying a tile: `row(o)` points to the start of row o, nullptr for one that is zero; of a row, elements from
-// `valid` on are zero. `any` is a valid address. ROLLED: few instructions matter more than their number.
-template <int THREADS, bool ROLLED = false, class TILE, class F>
+// Rows lie PITCH elements apart, the first one at `from`: `each(to, from, c)` for chunk c of every row that a thread has.
+// Neighbouring threads take neighbouring chunks, and a warp no part of a row that it could take whole: lines of memory are asked
+// for once. Places follow from a thread's first one by constants.
+template <int THREADS, int PITCH, int AT = 0, class TILE, class E, class G>
+MIRAGE_DEVICE void even_chunks(TILE t, int thread, E* from, G each) {
+    if constexpr (AT < TILE::CHUNKS) {
+        constexpr int WIDE = TILE::CHUNKS - AT < THREADS ? TILE::CHUNKS - AT : THREADS, STEP = power_below(THREADS / WIDE);
+        if (THREADS == WIDE * STEP || thread < WIDE * STEP) {
+            const int o = thread / WIDE, c = AT + thread % WIDE, first = TILE::index(o, c);
+            E* const own = from + o * PITCH + c * TILE::VEC;
+#pragma unroll
+            for (int down = 0; down < TILE::OUTER; down += STEP)
+                if (TILE::OUTER % STEP == 0 || o + down < TILE::OUTER) each(t.at + TILE::below(first, down), own + down * PITCH, c);
+        }
+        even_chunks<THREADS, PITCH, AT + WIDE>(t, thread, from, each);
+    }
+}
+// The same where PITCH is known (0: it is not) and `row` says of the first row and the last one where they lie (SURE: it does);
+// else false.
+template <int THREADS, int PITCH, bool SURE = false, class TILE, class F, class G>
+MIRAGE_DEVICE bool even_rows(TILE t, int thread, F row, G each) {
+    if constexpr (PITCH > 0) {
+        auto* const from = row(0);
+        if (!SURE && (from == nullptr || row(TILE::OUTER - 1) == nullptr)) return false;
+        even_chunks<THREADS, PITCH>(t, thread, from, each);
+        return true;
+    } else {
+        return false;
+    }
+}
+
+// Start copying a tile: `row(o)` points to the start of row o, PITCH elements (0: as it says) behind the one before, nullptr for
+// one that is zero (SURE: none is); of a row, elements from `valid` on, a whole chunk where rows have a PITCH, are zero. `any` is
+// a valid address. ROLLED: few instructions matter more than their number.
+template <int THREADS, int PITCH = 0, bool SURE = false, bool ROLLED = false, class TILE, class F>
 MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, int valid, F row) {
+    using T = typename TILE::T;
+    const auto copy = [&](T* to, const T* from, int c) { copy_chunk(to, from, TILE::VEC * c < valid); };
+    if (even_rows<THREADS, PITCH, SURE>(t, thread, row, copy)) return;
     constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, EACH = (COUNT + THREADS - 1) / THREADS;
     constexpr int AT_ONCE = ROLLED ? 1 : EACH <= 8 ? EACH : 4;  // addresses of more would be kept through the loop
 #pragma unroll AT_ONCE
@@ -130,39 +170,20 @@ MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, in
         const int o = k / TILE::CHUNKS, c = k % TILE::CHUNKS;
         const auto* const from = row(o);
         int bytes = 16;
-        if (TILE::VEC * (c + 1) > valid) bytes = max(0, valid - TILE::VEC * c) * static_cast<int>(sizeof(typename TILE::T));
-        if (from == nullptr) bytes = 0;
+        if (TILE::VEC * (c + 1) > valid) bytes = max(0, valid - TILE::VEC * c) * static_cast<int>(sizeof(T));
+        if (!SURE && from == nullptr) bytes = 0;
         copy_async<16>(t.chunk(o, c), bytes > 0 ? from + TILE::VEC * c : any, bytes);
-    }
-}
-
-// Rows of whole tiles lie PITCH elements apart, where that is known (0: it is not): `each(o, c, p)` for the chunks c of rows o
-// that a thread has, at p, if the first row and the last one have a place; else nothing, and false.
-template <int THREADS, int PITCH, class TILE, class F, class G>
-MIRAGE_DEVICE bool even_rows(TILE, int thread, F row, G each) {
-    constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, STEP = THREADS / TILE::CHUNKS;
-    if constexpr (PITCH > 0 && THREADS % TILE::CHUNKS == 0 && COUNT % THREADS == 0) {
-        auto* const from = row(0);
-        if (from == nullptr || row(TILE::OUTER - 1) == nullptr) return false;
-        const int o = thread / TILE::CHUNKS, c = thread % TILE::CHUNKS;
-        auto* const own = from + o * PITCH + c * TILE::VEC;
-#pragma unroll
-        for (int i = 0; i < COUNT / THREADS; ++i) each(o + i * STEP, c, own + i * STEP * PITCH);
-        return true;
-    } else {
-        return false;
     }
 }
 
 // The same of a tensor in two parts: a row that `first` does not have is `next`'s.
 template <int THREADS, int PITCH, class TILE, class F, class G>
 MIRAGE_DEVICE void load_parts(TILE t, int thread, const typename TILE::T* any, int valid, F first, G next) {
-    const auto copy = [&](int o, int c, const typename TILE::T* from) { copy_async<16>(t.chunk(o, c), from, 16); };
-    if (valid >= TILE::INNER) {
-        if (even_rows<THREADS, PITCH>(t, thread, first, copy)) return;
-        if (first(0) == nullptr && even_rows<THREADS, PITCH>(t, thread, next, copy)) return;
-    }
-    load_tile<THREADS, (PITCH > 0)>(t, thread, any, valid, [&](int o) {
+    using T = typename TILE::T;
+    const auto copy = [&](T* to, const T* from, int c) { copy_chunk(to, from, TILE::VEC * c < valid); };
+    if (even_rows<THREADS, PITCH>(t, thread, first, copy)) return;
+    if (first(0) == nullptr && even_rows<THREADS, PITCH>(t, thread, next, copy)) return;
+    load_tile<THREADS, 0, false, (PITCH > 0)>(t, thread, any, valid, [&](int o) {
         const auto* const from = first(o);
         return from != nullptr ? from : next(o);
     });
@@ -172,14 +193,14 @@ MIRAGE_DEVICE void load_parts(TILE t, int thread, const typename TILE::T* any, i
 template <int THREADS, int PITCH, class TILE, class F>
 MIRAGE_DEVICE void store_tile(TILE t, int thread, F row) {
     using T = typename TILE::T;
-    const auto put = [&](int o, int c, T* to) { *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(t.chunk(o, c)); };
-    if (even_rows<THREADS, PITCH>(t, thread, row, put)) return;
+    const auto put = [&](const T* from, T* to) { *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(from); };
+    if (even_rows<THREADS, PITCH>(t, thread, row, [&](const T* from, T* to, int) { put(from, to); })) return;
     constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, AT_ONCE = PITCH > 0 ? 1 : 4;
 #pragma unroll AT_ONCE
     for (int k = thread; k < COUNT; k += THREADS) {
         const int o = k / TILE::CHUNKS, c = k % TILE::CHUNKS;
         T* const to = row(o);
-        if (to != nullptr) put(o, c, to + TILE::VEC * c);
+        if (to != nullptr) put(t.chunk(o, c), to + TILE::VEC * c);
     }
 }
 

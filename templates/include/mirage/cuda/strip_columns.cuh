@@ -20,7 +20,7 @@ MIRAGE_DEVICE void load_columns(TILE t, int thread, const void* any, F row) {
     constexpr int COUNT = BYTES::OUTER * BYTES::CHUNKS;
     constexpr unsigned FILLED = TILE::T::BITS == 4 ? (FILL & 15) * 0x11111111u : (FILL & 255) * 0x01010101u;
     const BYTES to{t.at};
-    const auto copy = [&](int o, int c, const uint8_t* from) { copy_async<16>(to.chunk(o, c), from, 16); };
+    const auto copy = [](uint8_t* place, const uint8_t* from, int) { copy_async<16>(place, from, 16); };
     if (even_rows<THREADS, PITCH * TILE::T::BITS / 8>(to, thread, row, copy)) return;
 #pragma unroll 1
     for (int k = thread; k < COUNT; k += THREADS) {

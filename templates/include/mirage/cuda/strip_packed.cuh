@@ -38,21 +38,12 @@ struct PackedTile {
     static constexpr int OUTER = OUTER_, INNER = INNER_;
     uint8_t* at;
 };
-// As `load_tile`; SURE: every row has a place.
-template <int THREADS, bool SURE, class TILE, class F>
+// As `load_tile`
+template <int THREADS, int PITCH, bool SURE, class TILE, class F>
 MIRAGE_DEVICE void load_packed(TILE t, int thread, const void* any, int valid, F row) {
     using BYTES = typename TILE::BYTES;
-    constexpr int COUNT = BYTES::OUTER * BYTES::CHUNKS, EACH = (COUNT + THREADS - 1) / THREADS, AT_ONCE = EACH <= 8 ? EACH : 4;
-    const int end = valid * TILE::T::BITS / 8;
-#pragma unroll AT_ONCE
-    for (int i = 0; i < EACH; ++i) {
-        const int k = i * THREADS + thread;
-        if (COUNT % THREADS != 0 && k >= COUNT) break;
-        const int o = k / BYTES::CHUNKS, c = k % BYTES::CHUNKS;
-        const uint8_t* const from = row(o);
-        const int bytes = !SURE && from == nullptr ? 0 : max(0, min(16, end - 16 * c));
-        copy_async<16>(BYTES{t.at}.chunk(o, c), SURE || bytes > 0 ? from + 16 * c : any, bytes);
-    }
+    constexpr int BITS = TILE::T::BITS;
+    load_tile<THREADS, PITCH * BITS / 8, SURE>(BYTES{t.at}, thread, static_cast<const uint8_t*>(any), valid * BITS / 8, row);
 }
 
 // OUTER rows of INNER elements that go with blocks of numbers, copied UNIT bytes at a time
