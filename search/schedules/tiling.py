@@ -20,6 +20,7 @@ from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
 from mirage_cli.search.schedules.cost import Batch, CostModel, Prediction, Ranked, number
 from mirage_cli.search.schedules.model import Model
+from mirage_cli.search.schedules.products import Floats
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target
 
@@ -99,6 +100,15 @@ class BlockModel(Model):
         """All schedules that are worth a prediction."""
         return schedule_space(self.model.p, self.model.g, self.target)
 
+    def _beyond(self, space: Batch) -> Floats:
+        """At most how many times the predicted memory a CPU's thread takes: a tile longer than an axis is at these sizes is
+        predicted as the axis and allocated as the tile where other sizes may fill it."""
+        beyond = np.ones_like(space.loop)
+        for axis, tile in space.tiles.items():
+            if not self.target.threaded and not isinstance(self.model.p.extent(axis), int):
+                beyond = beyond * np.maximum(1.0, tile / self.model.extents[axis])
+        return beyond
+
     def schedules(self) -> Iterator[Schedule]:
         """The same, one by one."""
         return (self.space.at(n) for n in range(len(self.space.loop)))
@@ -117,7 +127,8 @@ class BlockModel(Model):
         if isinstance(small, BlockModel):
             scores = np.sqrt(predictions.us * small.model.predict_all(space).us)
         keys = (space.warps, space.loop, *reversed(space.tiles.values()), predictions.shared, predictions.moved, scores)
-        fitting = [int(n) for n in np.lexsort(keys) if predictions.shared[n] <= self.target.shared_bytes]
+        too_large = predictions.shared * self._beyond(space) > self.target.shared_bytes
+        fitting = [int(n) for n in np.lexsort((*keys, too_large)) if predictions.shared[n] <= self.target.shared_bytes]
         floor = self.model.floor()
         return [
             Ranked(
