@@ -69,6 +69,7 @@ def test_a_pattern_that_no_input_fits_is_an_error() -> None:
         stated("v")
 
 
+@pytest.mark.usefixtures("one_isa")
 def test_verify_knows_the_promise_and_allows_it_of_inputs_alone(tmp_path: Path, own_cache: Path) -> None:
     out = tmp_path / "out"
     options = Options(target=("cpu",), force=True, jobs=1, cache=str(own_cache), unwritten=("*",))

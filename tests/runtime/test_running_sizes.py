@@ -104,6 +104,7 @@ def test_a_shape_is_told_by_its_symbols_alone(path: Path) -> None:
     assert mi.optimize(path, dry_run=True, target="cpu", shape="x=1x7x16").sizes == {"batch": 1, "seq": 7}
 
 
+@pytest.mark.usefixtures("one_isa")
 def test_times_are_for_sizes_that_run_and_bench_takes_the_same(path: Path, tmp_path: Path, cache: Path) -> None:
     out = tmp_path / "out"
     report = mi.optimize(path, out, target="cpu", force=True, cache=cache)
@@ -125,6 +126,7 @@ def test_times_are_for_sizes_that_run_and_bench_takes_the_same(path: Path, tmp_p
     assert [r.predicted_us for r in same.fragments] == [r.predicted_us for r in timed.fragments]
 
 
+@pytest.mark.usefixtures("one_isa")
 @pytest.mark.parametrize(
     ("index", "shapes"), [(5, [(2, 6), (2, 9), (2, 5), (0, 5), (0, 6), (3, 0)]), (0, [(2, 1), (2, 0), (0, 0)])]
 )

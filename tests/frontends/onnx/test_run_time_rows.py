@@ -75,6 +75,7 @@ def test_a_rotation_is_taken_apart_to_the_same(form: str) -> None:
             np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("one_isa")
 @pytest.mark.parametrize("form", ["halves", "a part of neighbours", "heads"])
 def test_a_fragment_has_the_rotation_inside(form: str, cache: Path, tmp_path: Path) -> None:
     """Products of each head, as attention begins; rows of tables are looked up once for two rotations."""
@@ -150,6 +151,7 @@ def heads(form: str) -> onnx.ModelProto:
     return parsed(text, gain=1 + noise(48), w=noise(48, 24), last=np.array(-1))
 
 
+@pytest.mark.usefixtures("one_isa")
 @pytest.mark.parametrize("form", CHOICES)
 def test_rows_are_chosen_before_their_norm(form: str, cache: Path, tmp_path: Path) -> None:
     onnx.save(before := heads(form), tmp_path / "model.onnx")

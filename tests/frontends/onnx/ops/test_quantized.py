@@ -93,6 +93,7 @@ def test_groups_of_positions() -> None:
     assert str(stays.graph.tensors[stays.values["y"]]) == "f32[a, b, 6]"
 
 
+@pytest.mark.usefixtures("one_isa")
 def test_groups_whose_zero_points_onnxruntime_ignores(cache: Path, tmp_path: Path) -> None:
     """Verification names the node of which onnxruntime's CPU computes something else; the fragment is what the node means."""
     scattered = np.random.default_rng(2).permutation(64).astype(np.int32) // 16
