@@ -133,16 +133,20 @@ class Reference:
         computes in wider types than the nodes say is nearer to these. None where there are no such casts, or where a cast's
         rounding is what counts.
         On `large` inputs casts may overflow, even where the nodes hide what comes of it (no number counts as 0, say): it is
-        better not to."""
+        better not to, and where that decides the values, the roundings of others are no matter either."""
         if not has_narrowing_casts(self.nodes.model):
             return None
         try:
             unrounded = self.nodes.exact(arrays, symbols, casts=False)
-            exact = self.nodes.exact(arrays, symbols, overflows=False) if large else exact
+            held = self.nodes.exact(arrays, symbols, overflows=False) if large else tuple(exact)
         except Unknown:
             return None
         unit = divergence.unit(self.nodes.model)
-        return unrounded if all(nearly_equal(t, f, unit, FEW) for t, f in zip(exact, unrounded, strict=True)) else None
+
+        def close(one: Sequence[Array], other: Sequence[Array]) -> bool:
+            return all(nearly_equal(t, f, unit, FEW) for t, f in zip(one, other, strict=True))
+
+        return unrounded if close(held, unrounded) or not close(exact, held) else None
 
     def agrees(self) -> bool:
         """True if the program was seen to be equal to its nodes."""

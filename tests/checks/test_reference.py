@@ -186,6 +186,23 @@ def test_what_overflows_in_a_cast_and_is_hidden_may_be_finite() -> None:
     assert not judged(nodes, p, without(4000)).passed
 
 
+def test_where_casts_overflow_roundings_of_scores_decide_nothing() -> None:
+    """Attention of queries in float16, where rows that are no number are 0: most queries beyond float16 have such a row, and
+    rounding chooses among nearly equal scores of others. Only of queries that it holds does that count."""
+    hidden = "n = IsNaN (s) zero = Constant <value_float = 0.0> () w = Where (n, zero, s) y = MatMul (w, v)"
+    body = f"h = Cast <to = 10> (u) f = Cast <to = 1> (h) t = MatMul (f, k) s = Softmax (t) {hidden}"
+    nodes = nodes_of(body, "float[100,16] u, float[16,200] k, float[200,8] v", "float[100,8] y")
+    random = np.random.default_rng(33)  # of nearly equal scores in both
+    u, k, v = (random.standard_normal(shape, np.float32) for shape in ((100, 16), (16, 200), (200, 8)))
+    own, unit = Reference(program(lambda g, t: [g.input("u", ROWS, t)], F32), nodes), divergence.unit(nodes.model)
+    for scale, right in ((6.5e4, True), (1e4, False)):
+        arrays = [u * np.float32(scale), k, v]
+        exact, held, unrounded = (nodes.exact(arrays, {}, **o) for o in ({}, {"overflows": False}, {"casts": False}))
+        assert not nearly_equal(held[0], unrounded[0], unit, FEW)
+        found = own.loose(arrays, {}, exact, large=True)
+        assert found is None if not right else found is not None and np.array_equal(found[0], unrounded[0])
+
+
 # --- the original's own word ----------------------------------------------------------------------------------------------
 def test_an_original_that_computes_something_else_fails_with_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = nodes_of("[first] s = Sigmoid (u) [second] t = Tanh (s) [third] y = Mul (u, t)")
