@@ -82,7 +82,8 @@ class OperatorSpec:
         if not re.fullmatch(r"[A-Za-z_][0-9A-Za-z_]*", self.op_type):
             raise InvalidGraph(f"operator name {self.op_type!r} is not an identifier")
         tensors = self.inputs + self.outputs
-        used = {n for dim in (*(d for t in tensors for d in t.dims), *dict(self.least)) for n in extents.names(dim)}
+        dims = [*(d for t in tensors for d in t.dims), *(extent for extent, _ in self.least)]
+        used = {n for dim in dims for n in extents.names(dim)}
         if used - set(self.symbols) or len(set(self.symbols)) != len(self.symbols):
             raise InvalidGraph(f"{self.op_type}: symbols {sorted(used)} are used, {list(self.symbols)} declared")
         negative = [t for t in tensors for dim in t.dims if (dim if isinstance(dim, int) else dim.factor) < 0]
@@ -95,10 +96,7 @@ class OperatorSpec:
             ("dimensions", max(len(t.dims) for t in tensors), MAX_RANK),
             (
                 "symbols in one dimension",
-                max(
-                    (len(extents.names(d)) for d in (*(d for t in tensors for d in t.dims), *dict(self.least))),
-                    default=0,
-                ),
+                max((len(extents.names(d)) for d in dims), default=0),
                 MAX_FACTORS,
             ),
         ):

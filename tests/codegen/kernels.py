@@ -264,6 +264,13 @@ def problems(all_cases: Iterable[Case], at_once: bool = False) -> list[str]:
     return found
 
 
+def changed(text: str, old: str, new: str) -> str:
+    """A source in which one place is another."""
+    found, count = re.subn(old, new, text, count=1)
+    assert count == 1, text
+    return found
+
+
 def interpreted(
     case: Case, source: Source, arrays: Sequence[NDArray[Any]], at_once: bool = False, watched: bool = True
 ) -> Results:

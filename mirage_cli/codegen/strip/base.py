@@ -278,7 +278,7 @@ class StripBase(StripCounts):
             left = left if inside_of == 1 else k.product([left, inside_of])
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
         threads, thread = self.sharing(t.ring)
-        pitch = [self.even(t, phase)] if t.kind != "BlockTile" else []
+        pitch = [self.even(t)] if t.kind != "BlockTile" else []
         static: list[Value] = [threads, *pitch, not self.row_inside(t)]
         return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, self.row_of(t), static=static)
 
@@ -301,11 +301,11 @@ class StripBase(StripCounts):
         found = k.select(inside, found, k.number("nullptr")) if inside else found
         return k.function([("int", "o")], k.ignore("o"), *decode(t.outer, "o"), *at, ir.Return(found))
 
-    def even(self, t: OperandTile, phase: str) -> int:
+    def even(self, t: OperandTile) -> int:
         """Elements from row to row of a tile; 0 where rows lie otherwise, some are padding, or one may end within a chunk."""
         vector, (axis, _), whole = int(CHUNK / t.dtype.size), t.inner[0], count(t.inner)
         ends: list[Extent] = [whole]
-        if not self.shapes.exact(axis, phase):
+        if not self.shapes.exact(axis, t.phase):
             ends.append(ex.product([self.p.extent(axis), count(t.inner[1:])]))
         if count(t.outer) != t.n_outer or any(not isinstance(n, int) or n % vector for n in ends):
             return 0

@@ -17,7 +17,6 @@ from mirage_cli.codegen.tiles.tile import Apply, Expr, Ref, Sizes, count
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
-from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BF16, F16, DType
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules.packed import STEP, Columns
@@ -87,13 +86,8 @@ class StripColumns(StripPacked):
         """Start copying a tile, of stored numbers without a test for each row where they lie evenly."""
         if t.kind != "ColumnTile":
             return super().load(t)
-        access = self.reads[t.value].access
-        (axis, *others), fill = ([a for a, _ in t.outer] or [""]), self.fills.get(t.name, 0)
-        slot = next((n for n, s in enumerate(access) if s.axis == axis), len(access))
-        pitch = ex.product([s.extent for s in access[slot + 1 :]])
-        even = not others and count(t.outer) == t.n_outer and slot < len(access)
         threads, thread = self.sharing(t.ring)
-        static: list[ir.Value] = [threads, pitch if even and isinstance(pitch, int) else 0, fill]
+        static: list[ir.Value] = [threads, self.even(t), self.fills.get(t.name, 0)]
         return k.run("load_columns", self.held(t), thread, t.value, self.row_of(t), static=static)
 
     # --- products -----------------------------------------------------------------------------------------------------------

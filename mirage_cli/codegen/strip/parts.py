@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 from mirage_cli.codegen.requests.request import Parameter
 from mirage_cli.codegen.strip.merge import StripMerge
-from mirage_cli.codegen.strip.values import OperandTile
+from mirage_cli.codegen.strip.values import OperandTile, even_pitch
 from mirage_cli.codegen.terms.expressions import positions_in_parts, times
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import count
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
-from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir.parts import Joint, joint, slot_of
 from mirage_cli.lax.ir.program import Input
 from mirage_cli.search.mugraph.mugraph import BODY
@@ -111,8 +110,7 @@ class StripParts(StripMerge):
 
     def pitch(self, w: Whole) -> int:
         """Elements from row to row of its tiles, in the parts and in the whole; 0 where rows do not walk its axis alone."""
-        behind = ex.product([s.extent for s in w.input.access[w.slot + 1 :]])
-        return behind if [a for a, _ in w.tile.outer] == [w.axis] and isinstance(behind, int) else 0
+        return even_pitch(w.input, w.tile) if [a for a, _ in w.tile.outer] == [w.axis] else 0
 
     def inside_rows(self, w: Whole) -> ir.Expression | None:
         """The condition that row `o` of a tile is no padding."""

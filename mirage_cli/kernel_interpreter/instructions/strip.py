@@ -128,7 +128,7 @@ def _load_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, any_: Poi
     zero."""
     of, (threads, pitch, sure) = tile.type, static
     chunks = of.INNER // of.VEC
-    k = np.arange(-(-of.OUTER * chunks // threads))[:, None] * threads + thread
+    k = _chunks(s, of, threads, thread)
     s.aligned(tile.at, CHUNK)
     with s.only(s.active & (k < of.OUTER * chunks)):
         inner = k % chunks * of.VEC
