@@ -73,24 +73,24 @@ class Branches:
         self._sizes = {k: sum(bool(n.over) for n in part.nodes) for k, part in parts.items()}
         self._known: dict[int, Scores] = {}
 
-    def run(self, best: float, spent: Callable[[bool], bool]) -> list[Cut]:
-        """The best cuts, of those that are better than `best`. No more parts are searched once `spent`, which is told whether
-        there is a way to compute the program, or once the time is over."""
+    def run(self, best: float, spent: Callable[[float], bool]) -> list[Cut]:
+        """The best cuts, of those that are better than `best`. No more parts are searched once `spent`, which is told how
+        many times as fast as the best way to compute the program a cut that waits may be, or once the time is over."""
         pending, done = [*range(len(self.cuts))], list[tuple[float, int]]()
         while True:
-            waiting: list[tuple[float, int]] = []
+            waiting: list[tuple[float, int, float]] = []
             for k in pending:
                 worth, size = self._worth(self.cuts[k])
                 if size == 0 and worth < best:
                     best = worth
                     done.append((worth, k))
                 elif size > 0 and worth < PROMISING * best:
-                    waiting.append((worth * (2 + size), k))
-            if not waiting or spent(best < math.inf) or time.monotonic() > self.until:
+                    waiting.append((worth * (2 + size), k, worth))
+            if not waiting or spent(best / min(worth for *_, worth in waiting)) or time.monotonic() > self.until:
                 return [self.cuts[k] for _, k in sorted(done)[:KEPT]]
             new = {id(part): part[0] for part in self.cuts[min(waiting)[1]] if id(part) not in self._known}
             self._known |= zip(new, self.scores([*new.values()]), strict=True)
-            pending = [k for _, k in waiting]
+            pending = [k for _, k, _ in waiting]
 
     def _worth(self, cut: Cut) -> tuple[float, int]:
         """(the score of a cut as far as it is known, how large the largest part is that is not)."""

@@ -39,9 +39,9 @@ from mirage_cli.search.ways import MARGIN, Option, alike, best_combinations, fit
 FAR_FROM_FLOOR = 3  #: launches above the floor from which on values may be worth storing
 NEAR_FLOOR = 2  #: the same where the best way has no room for its operands
 MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more are searched once there is a candidate
-HOPELESS = (
-    4 * MAX_CUT_VALUES
-)  #: and after which no more are searched in any case, nor mappings of programs searched together
+HOPEFUL_VALUES = 7000  #: the same where a cut that waits may be `HOPEFUL` times as fast as the best so far
+HOPEFUL = 2.0
+HOPELESS = 20_000  #: and after which no more are searched in any case, nor mappings of programs searched together
 SHAPES = 8  #: times as many schedules of siblings are looked at, for some whose blocks are alike
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
 COMBINING = (2, 4, 8, 16, 32, 64)  #: parts of that reduction
@@ -264,7 +264,7 @@ class Searcher:
         if target.threaded and best - self._floor(program, target) > FAR_FROM_FLOOR * target.launch_us:
             candidates += [r for c in self._unpacked(program, target, floor, total) for r in roomy(c)]
         self._note(best_us=min((c.predicted_us for c in candidates), default=None))
-        budget, hopeless = (total.values + n for n in (MAX_CUT_VALUES, HOPELESS))
+        budget, hopeful, hopeless = (total.values + n for n in (MAX_CUT_VALUES, HOPEFUL_VALUES, HOPELESS))
 
         def scores(parts: Sequence[Program]) -> list[dict[int, float]]:
             self._find(parts, self._until)
@@ -278,12 +278,14 @@ class Searcher:
         def bound(part: Program) -> float:
             return target.least_launch_us + self._floor(part, target)
 
+        def spent(gain: float) -> bool:
+            return total.values > (budget if gain < HOPEFUL else hopeful if gain < math.inf else hopeless)
+
         for form in forms[::-1]:
             best = min((c.order[0] for c in candidates), default=math.inf)
             short = (program.key(), target.name) in self._short
             if best - self._floor(form, target) > (NEAR_FLOOR if short else FAR_FROM_FLOOR) * target.launch_us:
-                branches = Branches(form, self.options.max_kernels, bound, scores, self._until)
-                for parts in branches.run(best / MARGIN, lambda some: total.values > (budget if some else hopeless)):
+                for parts in Branches(form, self.options.max_kernels, bound, scores, self._until).run(best / MARGIN, spent):
                     chosen = (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
                     candidates += (c for m in chosen for c in roomy(m))
                     self._note(best_us=min((c.predicted_us for c in candidates), default=None))
