@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from mirage_cli.runtime import example, sessions
 
 RUN_SECONDS = 5.0  #: of a run, which is ended then: it has not failed
 SECONDS = 120.0  #: of all of them
+LARGEST_SHIFT = 6  #: sizes that a model refuses are made up to 2**6 times as large
 MOST = 1 << 26  #: elements of all inputs: with more nothing is tried
 
 
@@ -47,7 +48,7 @@ def _tried(model: bytes, data: str, asked: dict[str, int]) -> Running:
     """The same, in this process. Raises MirageError."""
     isolation.doing("onnxruntime ran the model")
     proto = onnx.ModelProto.FromString(model)
-    if _elements(ir.from_proto(proto), asked) > MOST:
+    if elements(ir.from_proto(proto), asked) > MOST:
         return Running(asked)
     session = sessions.session(model, None, optimize=False, data=Path(data))
 
@@ -76,6 +77,20 @@ def _tried(model: bytes, data: str, asked: dict[str, int]) -> Running:
     return Running(asked)
 
 
-def _elements(model: ir.Model, sizes: Mapping[str, int]) -> int:
+def others(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Sizes to try where a model refuses these: one of them larger, the largest first, then all of them, then smaller ones,
+    and at last the same size for all."""
+    names = sorted(sizes, key=lambda n: (-sizes[n], n))
+    for k in range(1, LARGEST_SHIFT + 1):
+        yield from ({**sizes, n: max(sizes[n], 1) << k} for n in names)
+    yield from ({n: max(sizes[n], 1) << k for n in names} for k in range(1, LARGEST_SHIFT + 1))
+    for k in range(1, max(sizes.values(), default=0).bit_length()):
+        yield from ({**sizes, n: sizes[n] >> k} for n in names if sizes[n] >> k)
+        yield {n: max(1, sizes[n] >> k) for n in names}
+    yield from (dict.fromkeys(names, size) for size in dict.fromkeys(sizes.values()))
+
+
+def elements(model: ir.Model, sizes: Mapping[str, int]) -> int:
+    """Elements of all inputs of a model at sizes of its symbols."""
     given = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
     return sum(math.prod(example.dimensions(v, sizes)) for v in given)

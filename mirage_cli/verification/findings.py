@@ -73,13 +73,15 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """The outcome. `culprits` names every file, fragment or output with a difference, and what bisection found."""
+    """The outcome. `culprits` names every file, fragment or output with a difference, and what bisection found; `uncompared`
+    says why outputs were not compared, where they were not."""
 
     findings: list[Finding] = field(default_factory=list)
     outputs: list[Compared] = field(default_factory=list)
     culprits: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     saved: str | None = None
+    uncompared: str = ""
     seconds: float = 0.0
 
     def __repr__(self) -> str:
@@ -105,6 +107,7 @@ class Verification:
         self.culprits += [f"{name}: {c}" for c in other.culprits]
         self.notes += [f"{name}: {n}" for n in other.notes]
         self.saved = self.saved or other.saved
+        self.uncompared = self.uncompared or (other.uncompared and f"{name}: {other.uncompared}")
         self.seconds += other.seconds
 
     def of(self, check: str) -> list[Finding]:
@@ -142,5 +145,6 @@ class Verification:
             lines.append(f"saved what failed in {self.saved}")
         bounds = [f.data["verdict"]["log2_bound"] for f in self.of("proof") if f.passed]
         sure = f"; chance of a wrong proof below {power_of_two(wording.union(bounds))}" if bounds else ""
-        verdict = f"verified{sure}" if self.passed else f"differs: {', '.join(self.culprits)}"
+        held = f"not compared: {self.uncompared}; all else verified" if self.uncompared else "verified"
+        verdict = f"{held}{sure}" if self.passed else f"differs: {', '.join(self.culprits)}"
         return "\n".join([*lines, f"{verdict} ({self.seconds:.1f} s)"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
 import onnx
 
@@ -13,11 +14,12 @@ from mirage_cli.checks.model_runs import Arrays, Job, Place
 from mirage_cli.errors import Crashed, MirageError, ModelError, Refused, UsageError
 from mirage_cli.frontends import Imported
 from mirage_cli.processes.isolation import Lost
-from mirage_cli.runtime import sessions
+from mirage_cli.runtime import example, running_sizes, sessions
 from mirage_cli.runtime.example import example_inputs, with_caches
 from mirage_cli.verification import bisection
 from mirage_cli.verification.bisection import Case
 from mirage_cli.verification.findings import Verification
+from mirage_cli.verification.output_folder import external
 
 BARE = "it does not run without the library"
 STAND_IN = "onnxruntime's CPU lacks an operator of the original: its float64 run and our functions stand in for it"
@@ -88,6 +90,61 @@ class Models:
         return case.stated.parted(case.inputs, case.original, case.exact, shown)
 
 
+def chosen(
+    models: Models,
+    told: Mapping[str, int],
+    asked: Mapping[str, int],
+    seed: int,
+    given: Arrays | None,
+    result: Verification,
+) -> Case | Refusal | None:
+    """What `made` makes of sizes that are `told`, and those `asked` for; where nobody gave inputs and the original refuses
+    those that were drawn, of other sizes than were asked for at which it runs."""
+    sizes = {**within(models.original, told), **asked}
+    first = made(models, sizes, seed, given, result)
+    if given is not None or not isinstance(first, Refusal):
+        return first
+    other = other_sizes(models, sizes, asked, seed)
+    if other is None:
+        return first
+    text = ", ".join(f"{n}={size}" for n, size in sorted(other.items()))
+    result.notes.append(f"outputs are compared at {text}: the original refuses the sizes drawn first ({first.reason})")
+    return made(models, other, seed, given, result)
+
+
+def within(original: Imported | None, told: Mapping[str, int]) -> dict[str, int]:
+    """The sizes that were `told`, and those of symbols that the model bounds, within the bounds."""
+    if original is None:
+        return dict(told)
+    sizes = {**with_caches(original.model, told)}
+    for name, (low, high) in original.limits({}).items():
+        size = max(sizes.get(name, example.usual(name)), low)
+        sizes[name] = size if high is None else min(size, high)
+    return sizes
+
+
+def other_sizes(models: Models, sizes: Mapping[str, int], fixed: Mapping[str, int], seed: int) -> dict[str, int] | None:
+    """Sizes of all symbols of the inputs at which the original runs, those `fixed` as they are; None where none are found."""
+    if models.original is None:
+        return None
+    model, names = models.original.model, external(models.imported, {}).names
+    base = {n: with_caches(model, sizes).get(n, example.usual(n)) for n in sorted(names)}
+    free = {n: size for n, size in base.items() if n not in fixed}
+    until = perf_counter() + running_sizes.SECONDS
+    for other in running_sizes.others(free):
+        if perf_counter() > until:
+            return None
+        tried = {**base, **other}
+        if running_sizes.elements(model, tried) > running_sizes.MOST:
+            continue
+        try:
+            models.own(example_inputs(models.imported.model, tried, seed))
+        except MirageError:
+            continue
+        return tried
+    return None
+
+
 def made(
     models: Models, sizes: Mapping[str, int], seed: int, given: Arrays | None, result: Verification
 ) -> Case | Refusal | None:
@@ -154,7 +211,8 @@ def not_compared(refusal: Refusal, found: Arrays | Lost | None, name: str, resul
         result.add("outputs", name, f"it ends the process on inputs that the original refuses: {found.reason}")
         return
     alike = "and so does the patched model" if isinstance(found, Lost) else "the patched model was not held against it"
-    text = f"not compared: the original refuses the inputs that were drawn, {alike} ({refusal.reason})"
+    result.uncompared = f"the original refuses the inputs that were drawn, {alike} ({refusal.reason})"
+    text = f"not compared: {result.uncompared}"
     result.add("outputs", name, "", text)
     result.notes.append(f"outputs were not compared: {MORE_INPUTS}")
 

@@ -281,13 +281,17 @@ def reading(options: VerifyOptions, shapes: Sequence[str], numbers: Mapping[str,
     return frontends.Options(given, numbers, types, options.timeout, options.max_memory)
 
 
-def asked_sizes(imported: Imported, report: Mapping[str, Any], options: VerifyOptions) -> dict[str, int]:
-    """Sizes for the symbols of the inputs: as asked for now, else when the model was optimized. Raises UsageError."""
-    told = dims.typical(dims.parse((report.get("options") or {}).get("dim", ())))
+def told_sizes(report: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes for symbols of the inputs as the model was optimized for."""
+    return dims.typical(dims.parse((report.get("options") or {}).get("dim", ())))
+
+
+def asked_sizes(imported: Imported, options: VerifyOptions) -> dict[str, int]:
+    """Sizes for symbols of the inputs as asked for now. Raises UsageError."""
     asked = dims.parse(options.dim)
     symbols = external(imported, dims.parse_shapes(options.shape))
     dims.check_known(asked, symbols.names)
-    return told | symbols.numbers | dims.typical(asked)
+    return symbols.numbers | dims.typical(asked)
 
 
 def _solved(name: str, size: sizes.Size, symbols: list[str], number: int) -> dict[str, int]:

@@ -50,6 +50,7 @@ from mirage_cli.verification.output_folder import (
     check_pair,
     fragments,
     operators_beside,
+    told_sizes,
 )
 
 OTHER_SEED = 1_000_000  #: added to the seed, so that the points of proofs are not those of the run that is checked
@@ -371,11 +372,11 @@ class Recheck:
     def case(self, model: onnx.ModelProto, imported: Imported, original: Imported | None) -> Case | Refusal | None:
         """Inputs, what the original makes of them, and a float64 run; the model without the library is judged here."""
         # what does not fit the model is an error and no finding
-        asked = asked_sizes(imported, self.report, self.options)
+        asked = asked_sizes(imported, self.options)
         path = self.folder / self.name
         inputs = None if self.options.inputs is None else given.read(self.options.inputs, model)
         models = Models(model, imported, path, self.library, original, self.originals, self.options.timeout)
-        return model_case.made(models, asked, self.seed, inputs, self.result)
+        return model_case.chosen(models, told_sizes(self.report), asked, self.seed, inputs, self.result)
 
     def with_library(self, case: Case, found: Arrays | isolation.Lost) -> None:
         """Judge the outputs of the patched model with its library; find the operator that differs when asked to."""
