@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import gc
 import importlib
 import os
 import select
@@ -21,6 +22,7 @@ from mirage_cli import __version__
 from mirage_cli.commands import common
 from mirage_cli.errors import InternalError, UsageError
 from mirage_cli.options import debug
+from mirage_cli.processes import COLLECTED
 
 #: name -> module, imported when the command is asked for
 COMMANDS = {
@@ -190,6 +192,7 @@ def _help(context: click.Context, words: tuple[str, ...]) -> int:
 def main() -> NoReturn:
     """The program's entry point."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores; threads of two wait for each other
+    gc.set_threshold(*COLLECTED)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup has the loss of the terminal ignored
             signal.signal(number, _interrupt)

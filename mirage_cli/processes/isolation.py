@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import math
 import os
 import resource
@@ -25,7 +26,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from mirage_cli.errors import Crashed, MirageError, OutOfResources, OutOfTime
-from mirage_cli.processes import termination
+from mirage_cli.processes import COLLECTED, termination
 from mirage_cli.processes.messages import received, send
 
 T = TypeVar("T")
@@ -376,6 +377,7 @@ def serve(connection: Connection, max_memory: int) -> None:
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # no dumps of crashes
     limit_memory(max_memory)
+    gc.set_threshold(*COLLECTED)
     _PARENT.append(connection)
     while call := _heard(connection):
         if isinstance(call, dict):  # where the main module is, in which a function lives

@@ -212,9 +212,10 @@ class _Walk:
         if not shape_values.is_known(known):
             raise Refused(f"input {tensor.name!r} is a shape that is not fully known")
         dtype = I64 if tensor.dtype is None else ELEMENT_TYPES.get(tensor.dtype, I64)
-        parts = [self.graph.reshape(self.size(e, dtype), (1,)) for e in known.ravel()]
-        if not parts:
-            return self.graph.fill(0, dtype, known.shape)
+        elements = known.ravel().tolist()
+        if all(isinstance(e, int) and e == elements[0] for e in elements):  # one number, as where it is stored
+            return self.graph.fill(exact(elements[0]) if elements else 0, dtype, known.shape)
+        parts = [self.graph.reshape(self.size(e, dtype), (1,)) for e in elements]
         return self.graph.reshape(self.graph.concat(parts, 0), known.shape)
 
     def size(self, size: Size, dtype: DType) -> int:

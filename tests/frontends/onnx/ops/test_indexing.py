@@ -96,6 +96,21 @@ def test_elements_of_a_tensor_of_one_number_need_no_indices() -> None:
     agrees(parsed(text, c=np.zeros((2, 2), np.float32)), i=np.array([[0, 1], [1, 1]]))
 
 
+def test_rows_of_a_fill_whose_shape_is_stated_need_no_indices() -> None:
+    """As a function states it: token types that are all 0, at positions that are counted at run time."""
+    text = """g (int64[2,3] i, float[4,5] x) => (float[2,3,5] y)
+      <int64[2] shape = {1, 400}> {
+        n = Shape <start = 0, end = 1> (i)
+        width = Constant <value_ints = [400]> ()
+        sizes = Concat <axis = 0> (n, width)
+        types = ConstantOfShape <value = int64[1] {1}> (shape)
+        all = Expand (types, sizes)
+        at = GatherElements <axis = 1> (all, i)
+        y = Gather (x, at)
+      }"""
+    agrees(parsed(text), i=np.array([[0, 399, 5], [1, 1, 2]]), x=np.arange(20, dtype=np.float32).reshape(4, 5))
+
+
 @pytest.mark.parametrize("places", [[0, 1], [2, 3], [1, 2], [3], [1, 3], [3, 2], [0, 1, 2, 3], [-1]])
 def test_rows_put_in_place(places: list[int]) -> None:
     text = f"g (float[4,3,5] x, float[{len(places)},3,5] u) => (float[4,3,5] y) {{ y = ScatterND(x, i, u) }}"
