@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ class TimedModel:
     opset: int = 20
     dim: tuple[str, ...] = ()
     points: tuple[tuple[str, ...], ...] = ((),)
+    apart: bool = False  #: no constant was fitted to it, nor anything mended by looking at it
 
     @property
     def file(self) -> str:
@@ -36,16 +38,20 @@ class TimedModel:
         return f"{self.batch}x{self.tokens}{past}"
 
 
+def encoder(architecture: str, tokens: int = 1, batch: int = 1, dtype: str = "fp32") -> TimedModel:
+    """All positions at once."""
+    name = f"{architecture}_{tokens}" if tokens > 1 else architecture
+    name = f"{name}_b{batch}" if batch > 1 else name
+    return TimedModel(name if dtype == "fp32" else f"{name}_{dtype}", architecture, tokens, batch, 0, dtype)
+
+
+def step(architecture: str, past: int, dtype: str = "fp32") -> TimedModel:
+    """One position behind a cache."""
+    name = f"{architecture}_step" + ("" if dtype == "fp32" else f"_{dtype}")
+    return TimedModel(name, architecture, 1, 1, past, dtype)
+
+
 def _models() -> Iterator[TimedModel]:
-    def encoder(architecture: str, tokens: int = 1, batch: int = 1, dtype: str = "fp32") -> TimedModel:
-        name = f"{architecture}_{tokens}" if tokens > 1 else architecture
-        name = f"{name}_b{batch}" if batch > 1 else name
-        return TimedModel(name if dtype == "fp32" else f"{name}_{dtype}", architecture, tokens, batch, 0, dtype)
-
-    def step(architecture: str, past: int, dtype: str = "fp32") -> TimedModel:
-        name = f"{architecture}_step" + ("" if dtype == "fp32" else f"_{dtype}")
-        return TimedModel(name, architecture, 1, 1, past, dtype)
-
     symbolic = ("batch=1:1:8", "sequence=2:64:512")
     points = tuple((f"batch={b}", f"sequence={s}") for b, s in ((1, 16), (4, 16), (1, 128), (8, 64), (1, 384)))
     yield TimedModel("minilm", "minilm", 64, 2, dim=symbolic, points=points, exporter="tracing", opset=17)
@@ -81,4 +87,19 @@ def _models() -> Iterator[TimedModel]:
     yield step("llama32_1b", 128, "fp16")
 
 
-MODELS: dict[str, TimedModel] = {m.name: m for m in _models()}
+def _kept_apart() -> Iterator[TimedModel]:
+    yield encoder("albert_base", 128)
+    yield encoder("mpnet_base", 64)
+    yield encoder("deberta_v3_small", 64)
+    yield encoder("siglip_base")
+    yield encoder("beit_base")
+    yield encoder("swin_tiny")
+    yield encoder("pythia_160m", 64)
+    yield step("bloom_560m", 64)
+    yield step("olmo2_1b", 128)
+    yield step("phi_1_5", 128)
+
+
+MODELS: dict[str, TimedModel] = {
+    m.name: m for m in (*_models(), *(dataclasses.replace(m, apart=True) for m in _kept_apart()))
+}

@@ -113,6 +113,16 @@ def _widths(hidden: int, layers: int, heads: int, inner: int) -> dict[str, int]:
 
 BASE = _widths(768, 3, 12, 3072)
 SMALL = _widths(384, 3, 6, 1536)
+DEBERTA = {
+    "relative_attention": True,
+    "max_relative_positions": -1,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 DINO = {"hidden_size": 384, "num_hidden_layers": 3, "num_attention_heads": 6}
 WHISPER = {"decoder_start_token_id": 1, "begin_suppress_tokens": None, "num_mel_bins": 80, "max_source_positions": 1500}
 MODERN = {**IDS, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 128}
@@ -140,6 +150,12 @@ BUILDS: dict[str, Build] = {
     ),
     "clip_vision": _seen("pixel_values", (3, 224, 224), "CLIPVisionModel", "CLIPVision", patch_size=32, **BASE),
     "wav2vec2_base": _seen("input_values", (SPEECH,), "Wav2Vec2Model", "Wav2Vec2", **BASE),
+    "albert_base": _text("AlbertModel", "Albert", embedding_size=128, **BASE),
+    "mpnet_base": _text("MPNetModel", "MPNet", **BASE),
+    "deberta_v3_small": _text("DebertaV2Model", "DebertaV2", **DEBERTA, **BASE),
+    "siglip_base": _seen("pixel_values", (3, 224, 224), "SiglipVisionModel", "SiglipVision", **BASE),
+    "beit_base": _seen("pixel_values", (3, 224, 224), "BeitModel", "Beit", use_relative_position_bias=True, **BASE),
+    "swin_tiny": _seen("pixel_values", (3, 224, 224), "SwinModel", "Swin", embed_dim=96, depths=[2, 2, 2, 2]),
     "whisper_base": _cross("Whisper", 3, 8, 64, 1500, vocab_size=51865 // 2, **WHISPER, **_whisper(512, 8, 3)),
     "t5_small": _cross(
         "T5", 3, 8, 64, 64, vocab_size=32128 // 2, d_model=512, d_kv=64, d_ff=2048, num_layers=3, num_heads=8
@@ -154,6 +170,10 @@ BUILDS: dict[str, Build] = {
     ),
     "llama32_1b": _decoder("Llama", vocab_size=128256 // 8, num_key_value_heads=8, **_widths(2048, 2, 32, 8192)),
     "smollm2_135m": _decoder("Llama", vocab_size=49152 // 10, num_key_value_heads=3, **_widths(576, 3, 9, 1536)),
+    "pythia_160m": _decoder("GPTNeoX", vocab_size=50304 // 4, rotary_pct=0.25, **BASE),
+    "bloom_560m": _decoder("Bloom", vocab_size=250880 // 8, hidden_size=1024, n_layer=3, n_head=16),
+    "olmo2_1b": _decoder("Olmo2", vocab_size=100352 // 8, **_widths(2048, 2, 16, 8192)),
+    "phi_1_5": _decoder("Phi", vocab_size=51200 // 12, **_widths(2048, 2, 32, 8192)),
     "gemma3_270m": _decoder(
         "Gemma3Text",
         "Gemma3ForCausalLM",
