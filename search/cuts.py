@@ -20,6 +20,7 @@ MAX_STORED = 4  #: values that are stored between kernels
 MAX_SETS = 3000  #: sets of such values, smallest first
 MAX_SHARED = 5  #: outputs of a program up to which kernels may share them out
 KEPT = 4  #: cuts that are handed on, the best ones
+HOPEFUL = 2.0  #: times as fast as the best so far a cut that waits has to be at best for the search to go on longer
 PROMISING = 0.96  #: a cut is searched where its lower bound is below this share of the best so far
 Cut: TypeAlias = list[Part]
 Scores: TypeAlias = Mapping[int, float]  #: the best score of a part for each number of kernels

@@ -21,7 +21,7 @@ from mirage_cli.search.blocks import MappingOutcome, mapping_graphs
 from mirage_cli.search.closure.form import search_form
 from mirage_cli.search.closure.mapping import Mapping, mappings
 from mirage_cli.search.contains import Containment, contains
-from mirage_cli.search.cuts import Branches
+from mirage_cli.search.cuts import HOPEFUL, Branches
 from mirage_cli.search.finish.kernels import Part, link, one_kernel, siblings, unpacked
 from mirage_cli.search.finish.scaling import with_headroom
 from mirage_cli.search.finish.split_reduction import two_kernels
@@ -40,7 +40,6 @@ FAR_FROM_FLOOR = 3  #: launches above the floor from which on values may be wort
 NEAR_FLOOR = 2  #: the same where the best way has no room for its operands
 MAX_CUT_VALUES = 5000  #: values of the closures of parts after which no more are searched once there is a candidate
 HOPEFUL_VALUES = 7000  #: the same where a cut that waits may be `HOPEFUL` times as fast as the best so far
-HOPEFUL = 2.0
 HOPELESS = 20_000  #: and after which no more are searched in any case, nor mappings of programs searched together
 SHAPES = 8  #: times as many schedules of siblings are looked at, for some whose blocks are alike
 COMBINED = 2  #: block graphs with a split reduction that are made two kernels of, for each program
