@@ -284,9 +284,8 @@ class Searcher:
             best = min((c.order[0] for c in candidates), default=math.inf)
             short = (program.key(), target.name) in self._short
             if best - self._floor(form, target) > (NEAR_FLOOR if short else FAR_FROM_FLOOR) * target.launch_us:
-                for parts in Branches(form, self.options.max_kernels, bound, scores, self._until).run(
-                    best / MARGIN, spent
-                ):
+                cuts = Branches(form, self.options.max_kernels, bound, scores, self._until).run(best / MARGIN, spent)
+                for parts in cuts:
                     chosen = (self._candidate(o, floor) for o in self._with_parts(form, target, parts))
                     candidates += (c for m in chosen for c in roomy(m))
                     self._note(best_us=min((c.predicted_us for c in candidates), default=None))
