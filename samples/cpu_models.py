@@ -87,19 +87,19 @@ def _models() -> Iterator[TimedModel]:
     yield step("llama32_1b", 128, "fp16")
 
 
-def _kept_apart() -> Iterator[TimedModel]:
-    yield encoder("albert_base", 128)
-    yield encoder("mpnet_base", 64)
-    yield encoder("deberta_v3_small", 64)
-    yield encoder("siglip_base")
-    yield encoder("beit_base")
-    yield encoder("swin_tiny")
-    yield encoder("pythia_160m", 64)
-    yield step("bloom_560m", 64)
-    yield step("olmo2_1b", 128)
-    yield step("phi_1_5", 128)
-
+_KEPT_APART = (
+    encoder("albert_base", 128),
+    encoder("mpnet_base", 64),
+    encoder("deberta_v3_small", 64),
+    encoder("siglip_base"),
+    encoder("beit_base"),
+    encoder("swin_tiny"),
+    encoder("pythia_160m", 64),
+    step("bloom_560m", 64),
+    step("olmo2_1b", 128),
+    step("phi_1_5", 128),
+)
 
 MODELS: dict[str, TimedModel] = {
-    m.name: m for m in (*_models(), *(dataclasses.replace(m, apart=True) for m in _kept_apart()))
+    m.name: m for m in (*_models(), *(dataclasses.replace(m, apart=True) for m in _KEPT_APART))
 }

@@ -70,11 +70,18 @@ def _tried(model: bytes, data: str, asked: dict[str, int]) -> Running:
             runs, fails = (runs, middle) if problem(asked | {name: middle}) else (middle, fails)
         if runs:
             return Running(asked | {name: runs}, (name,), why)
-    smaller = [{n: max(1, size >> k) for n, size in asked.items()} for k in range(1, max(asked.values()).bit_length())]
-    for sizes in smaller if why else ():  # lengths that belong together, such as of a cache and of a mask over it
+    for sizes in (
+        smaller(asked) if why else ()
+    ):  # lengths that belong together, such as of a cache and of a mask over it
         if not problem(sizes):
             return Running(sizes, tuple(n for n in asked if sizes[n] < asked[n]), why)
     return Running(asked)
+
+
+def smaller(sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    """All sizes halved, and again, down to 1."""
+    times = max(sizes.values(), default=0).bit_length()
+    return [{n: max(1, size >> k) for n, size in sizes.items()} for k in range(1, times)]
 
 
 def others(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -84,9 +91,9 @@ def others(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     for k in range(1, LARGEST_SHIFT + 1):
         yield from ({**sizes, n: max(sizes[n], 1) << k} for n in names)
     yield from ({n: max(sizes[n], 1) << k for n in names} for k in range(1, LARGEST_SHIFT + 1))
-    for k in range(1, max(sizes.values(), default=0).bit_length()):
-        yield from ({**sizes, n: sizes[n] >> k} for n in names if sizes[n] >> k)
-        yield {n: max(1, sizes[n] >> k) for n in names}
+    for k, halved in enumerate(smaller(sizes), 1):
+        yield from ({**sizes, n: halved[n]} for n in names if sizes[n] >> k)
+        yield halved
     yield from (dict.fromkeys(names, size) for size in dict.fromkeys(sizes.values()))
 
 

@@ -116,7 +116,7 @@ def within(original: Imported | None, told: Mapping[str, int]) -> dict[str, int]
     """The sizes that were `told`, and those of symbols that the model bounds, within the bounds."""
     if original is None:
         return dict(told)
-    sizes = {**with_caches(original.model, told)}
+    sizes = with_caches(original.model, told)
     for name, (low, high) in original.limits({}).items():
         size = max(sizes.get(name, example.usual(name)), low)
         sizes[name] = size if high is None else min(size, high)
@@ -128,7 +128,8 @@ def other_sizes(models: Models, sizes: Mapping[str, int], fixed: Mapping[str, in
     if models.original is None:
         return None
     model, names = models.original.model, external(models.imported, {}).names
-    base = {n: with_caches(model, sizes).get(n, example.usual(n)) for n in sorted(names)}
+    known = with_caches(model, sizes)
+    base = {n: known.get(n, example.usual(n)) for n in sorted(names)}
     free = {n: size for n, size in base.items() if n not in fixed}
     until = perf_counter() + running_sizes.SECONDS
     for other in running_sizes.others(free):
