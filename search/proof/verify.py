@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -356,8 +356,10 @@ def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) 
     extents = {a.name: a.extent for a in program.axes}
     for number, kernel in enumerate(graph.kernels):
         for a in kernel.program.axes:
-            if isinstance(a.extent, int):
-                extents.setdefault(a.name, a.extent)  # an axis of the kernels alone: a part of one of the program's
+            if isinstance(a.extent, int) or _divides(a.extent, tensors):
+                extents.setdefault(
+                    a.name, a.extent
+                )  # an axis of the kernels alone: a part of the program's, or several
             if extents.get(a.name) != a.extent:
                 raise InvalidGraph(f"kernel {number}: axis {a.name} = {a.extent}, elsewhere {extents.get(a.name)}")
         _check_kernel(number, kernel, tensors)
@@ -366,6 +368,11 @@ def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) 
             if t in tensors or wanted.get(t, stored) != stored:
                 raise InvalidGraph(f"kernel {number} writes {stored[0]} x {stored[1]} to tensor {t}")
             tensors[t] = stored
+
+
+def _divides(extent: Extent, tensors: Mapping[int, tuple[Extent, DType]]) -> bool:
+    """True if a tensor may have a dimension of so many positions, whatever its symbols are."""
+    return any(ex.quotient(size, extent) is not None for size, _ in tensors.values())
 
 
 def _check_kernel(number: int, kernel: CustomKernel, tensors: dict[int, tuple[Extent, DType]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
-from onnxruntime.quantization import QuantFormat
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from mirage_cli import frontends
@@ -132,6 +132,27 @@ def test_activations_in_bytes(rows: int, tmp_path: Path, cache: Path) -> None:
     assert error(ours, exact) <= 2 * error(original, exact) + 1e-6
     assert any("in_levels(" in f.read_text() for f in (out / "src").glob("*.cpp"))
     assert verify_folder(out, VerifyOptions()).passed
+
+
+def test_quantize_dynamic_with_symbols(tmp_path: Path, cache: Path) -> None:
+    """What onnxruntime's own quantiser makes of rows whose number is a symbol, on inputs of all kinds: a whole tensor of -inf
+    has another zero point than one with a few."""
+    random = np.random.default_rng(5)
+    weights = {n: random.standard_normal(d).astype(np.float32) for n, d in (("w", (32, 48)), ("b", (48,)))}
+    text = "g (float[batch,seq,32] x) => (float[batch,seq,48] y) { m = MatMul (x, w) a = Add (m, b) y = Tanh (a) }"
+    onnx.save(parsed(text, opset=17, ir_version=8, **weights), tmp_path / "float.onnx")
+    path, out = tmp_path / "model.onnx", tmp_path / "out"
+    quantize_dynamic(tmp_path / "float.onnx", path, weight_type=QuantType.QUInt8)  # signed ones overflow without VNNI
+    report = anew(str(path), out, Options(target=("cpu",), force=True, jobs=1, cache=str(cache)))
+    assert {f.name: f.reason for f in report.fragments if f.status != "replaced"} == {}
+    assert report.coverage["nodes"] == 1.0
+    original = sessions.session(path.read_bytes())
+    ours = sessions.session((out / MODEL).read_bytes(), library=out / LIBRARY)
+    for batch, seq, low in ((1, 1, 0.0), (2, 9, 0.0), (3, 40, -3.0), (2, 5, -np.inf), (0, 4, 0.0)):
+        x = random.standard_normal((batch, seq, 32)).astype(np.float32) * (1.0 + abs(low) if low > -9 else 1.0)
+        x = x if low > -9 else np.full_like(x, low)
+        wanted, found = (sessions.run(s, {"x": x})["y"] for s in (original, ours))
+        np.testing.assert_allclose(found, wanted, atol=2e-6, rtol=0)
 
 
 def error(found: Any, wanted: Any) -> float:

@@ -201,6 +201,8 @@ def quantizations() -> list[Case]:
         case("DequantizeLinear", u, pos(2, 3), n(9, 2, 3, dtype=np.uint8), block_size=2, since=21),
         case("DynamicQuantizeLinear", x, outputs=3, loose=4),
         case("DynamicQuantizeLinear", np.zeros(3, np.float32), outputs=3),
+        case("DynamicQuantizeLinear", np.array([1, 2, -np.inf], np.float32), outputs=3),
+        case("DynamicQuantizeLinear", np.array([1, np.inf, -2], np.float32), outputs=3),
         case("QLinearMatMul", a, s(0.03), zero, c, s(0.05), s(9, np.uint8), s(0.7), s(100, np.uint8)),
         case("QLinearMatMul", a, s(0.03), zero, c.astype(np.int8), pos(4), n(9, 4, dtype=np.int8), s(30), s(99, np.uint8)),
         case("QLinearConv", image, s(0.03), zero, kernel, s(0.05), s(9, np.uint8), s(0.7), s(100, np.uint8)),

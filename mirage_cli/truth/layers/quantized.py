@@ -79,7 +79,7 @@ def _dynamic(x: Array) -> tuple[Tensor, Array, Array]:
     """A tensor as uint8 with the scale and zero point that its own range asks for."""
     low, high = min(float(np.min(x, initial=0.0)), 0.0), max(float(np.max(x, initial=0.0)), 0.0)
     scale = np.array((high - low) / 255 if high > low else 1.0)
-    zero = np.clip(np.rint(-low / scale), 0, 255)
+    zero = np.nan_to_num(np.clip(np.rint(-low / scale), 0, 255), nan=255)  # NaN is of -inf: so does onnxruntime
     return quantized(x / scale, zero, TensorProto.UINT8), scale, zero
 
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mirage_cli.errors import InvalidGraph, MirageError
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.bounds.bound import Arguments
 from mirage_cli.lax.dtypes import F16, F32
-from mirage_cli.lax.extents import value
+from mirage_cli.lax.extents import symbol, value
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program, evaluate_program
@@ -185,6 +186,25 @@ def test_arbitrary_factors_of_two_kernels_are_independent() -> None:
     verdict = verify(p, assemble(p, parts, [sums, quotients]), [tiles, tiles])
     assert not verdict.passed
     assert "differs" in verdict.reason
+
+
+def test_axes_of_kernels_alone_are_parts_of_tensors() -> None:
+    """A reduction of all rows may walk them as one axis, of as many positions as there are and of no others."""
+    g = Graph()
+    x = g.input("x", (symbol("batch"), symbol("seq"), 4), F32)
+    whole = g.map("sub", x, g.reduce("max", x, [0, 1, 2]))
+    p = canonical(recorded(g, [compose.matmul(g, whole, g.input("w", (4, 5), F32, True))]))
+    graph, tiles = found(p)[0]
+    (kernel, *others) = graph.kernels
+    own = [a.extent for a in p.axes]
+    wide = next(a for a in kernel.program.axes if ex.names(a.extent) and a.extent not in own)
+    assert verify(p, graph, tiles).passed
+    for extent in (symbol("batch2"), ex.product([3, wide.extent])):
+        other = replace(wide, extent=extent)
+        axes = tuple(other if a is wide else a for a in kernel.program.axes)
+        program = replace(kernel.program, axes=axes, _axes_of={})
+        with pytest.raises(InvalidGraph):
+            verify(p, replace(graph, kernels=(replace(kernel, program=program), *others)), tiles)
 
 
 def test_kernels_of_other_extents_or_types_are_refused() -> None:

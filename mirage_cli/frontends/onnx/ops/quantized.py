@@ -244,6 +244,7 @@ def _by_range(graph: Graph, x: int) -> tuple[int, int, int]:
     size = graph.map("div", graph.map("sub", high, low), graph.fill(STEPS, dtype))
     scale = graph.map("where", graph.map("eq", size, nothing), one, size)
     zero = graph.map("round", graph.map("div", graph.map("neg", low), scale))
+    zero = graph.map("where", graph.map("isnan", zero), graph.fill(STEPS, dtype), zero)  # of -inf, over a scale of inf
     return graph.map("levels", x, scale, zero), scale, zero
 
 

@@ -346,14 +346,16 @@ DYNAMIC = {
 
 
 @pytest.mark.parametrize("form", DYNAMIC)
-@pytest.mark.parametrize("range_", ["both", "positive", "negative", "zero"])
+@pytest.mark.parametrize("range_", ["both", "positive", "negative", "zero", "-inf", "inf"])
 def test_activations_in_bytes(form: str, range_: str) -> None:
     """Signed weights have 7 bits: of 8, pairs of products overflow in onnxruntime on AVX2 without VNNI."""
     weights = {"q": whole(256, 32, 32), "n": whole(128, 32, 32).astype(np.int8) - 64, "w": whole(256, 32)}
     weights |= {"one": np.array(-3, np.int8), "s": noise(1), "t": noise(32), "bias": noise(32)}
     text = f"{HEAD} => (float[a,b,32] y) {{ {DYNAMIC[form]} }}"
     x = noise(2, 3, 32)
-    x = {"both": x, "positive": abs(x) + 1, "negative": -abs(x), "zero": 0 * x}[range_]
+    x = {"both": x, "positive": abs(x) + 1, "negative": -abs(x), "zero": 0 * x}.get(range_, x)
+    if range_.endswith("inf"):
+        x[0, 1] = float(range_)
     imported = agrees(parsed(text, **{k: v for k, v in weights.items() if k in DYNAMIC[form]}), x=x, r=noise(1, 4))
     assert not imported.reasons
 
