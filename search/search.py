@@ -25,7 +25,9 @@ from mirage_cli.search.cuts import HOPEFUL, Branches
 from mirage_cli.search.finish.kernels import Part, link, one_kernel, siblings, unpacked
 from mirage_cli.search.finish.scaling import with_headroom
 from mirage_cli.search.finish.split_reduction import two_kernels
+from mirage_cli.search.finish.whole_products import whole_products
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
+from mirage_cli.search.progress import SearchStatistics, Standing, Tell
 from mirage_cli.search.reassociation import variants
 from mirage_cli.search.schedules.alternatives import Sizes
 from mirage_cli.search.schedules.architectures import ENGINES
@@ -51,12 +53,12 @@ SHORTEST = 64  #: positions of a split axis that a part has at least
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Bounds: kernels of a fragment, operators of a block, block graphs kept for each mapping, schedules for each block
-    graph, seconds for a fragment (0: no limit). `sizes` says what symbols are typically, with `alone` what they always are;
-    `jobs` processes close mappings at a time, which changes nothing but the time. `apart` keeps that many schedules of every
-    engine and varies the kernels of a graph one at a time: more to measure, the same best. `engines` may make kernels beside
-    the engine `block`. `largest` says of some sources, by number, what no magnitude in them exceeds,
-    `growth` how fast the values grow as the model states them (`lax.growth`)."""
+    """Bounds: kernels of a fragment (more where several results have `whole_products`), operators of a block, block graphs
+    kept for each mapping, schedules for each block graph, seconds for a fragment (0: no limit). `sizes` says what symbols are
+    typically, with `alone` what they always are; `jobs` processes close mappings at a time, which changes nothing but the
+    time. `apart` keeps that many schedules of every engine and varies the kernels of a graph one at a time: more to measure,
+    the same best. `engines` may make kernels beside the engine `block`. `largest` says of some sources, by number, what no
+    magnitude in them exceeds, `growth` how fast the values grow as the model states them (`lax.growth`)."""
 
     max_kernels: int = 4
     max_ops: int = 24
@@ -70,49 +72,6 @@ class SearchOptions:
     engines: tuple[str, ...] = ENGINES
     largest: tuple[tuple[int, float], ...] = ()
     growth: float = 0.0
-
-
-@dataclass(slots=True)
-class SearchStatistics:
-    """Counts of what the search of one fragment did."""
-
-    mappings: int = 0
-    values: int = 0
-    mugraphs: int = 0
-    seconds: float = 0.0
-    refused: list[str] = field(default_factory=list)
-
-    def add(self, other: SearchStatistics) -> None:
-        """Count what the search of a part did."""
-        self.mappings += other.mappings
-        self.values += other.values
-        self.mugraphs += other.mugraphs
-        self.seconds += other.seconds
-        self.refused += other.refused
-
-    def to_json(self) -> dict[str, Any]:
-        """The report's form."""
-        return {
-            "mappings": self.mappings,
-            "values": self.values,
-            "muGraphs": self.mugraphs,
-            "seconds": round(self.seconds, 3),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Progress of a search: mappings that are closed, of how many so far; values and muGraphs of these; the best
-    prediction in us, once there is one."""
-
-    closed: int = 0
-    mappings: int = 0
-    values: int = 0
-    mugraphs: int = 0
-    best_us: float | None = None
-
-
-Tell = Callable[[Standing], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +219,9 @@ class Searcher:
         roomy = self._roomy(program, target, total)
         candidates = [c for o in ways for c in roomy(self._candidate(o, floor))]
         best = min((c.order[0] for c in candidates), default=math.inf)
-        if target.threaded and best - self._floor(program, target) > FAR_FROM_FLOOR * target.launch_us:
-            candidates += [r for c in self._unpacked(program, target, floor, total) for r in roomy(c)]
+        if not target.threaded or best - self._floor(program, target) > FAR_FROM_FLOOR * target.launch_us:
+            first = unpacked(program) if target.threaded else whole_products(program)
+            candidates += [r for c in self._behind(program, first, target, floor, total) for r in roomy(c)]
         self._note(best_us=min((c.predicted_us for c in candidates), default=None))
         budget, hopeful, hopeless = (total.values + n for n in (MAX_CUT_VALUES, HOPEFUL_VALUES, HOPELESS))
 
@@ -294,9 +254,11 @@ class Searcher:
         total.mugraphs = max(total.mugraphs, len({c.graph for c in candidates}))
         return SearchResult(given, candidates, total, self)
 
-    def _unpacked(self, program: Program, target: Target, floor: float, total: SearchStatistics) -> Iterator[Candidate]:
-        """Candidates that compute operands of products which are made of weights alone first, each by a kernel of its own."""
-        *first, (rest, labels) = parts = unpacked(program)
+    def _behind(
+        self, program: Program, parts: Sequence[Part], target: Target, floor: float, total: SearchStatistics
+    ) -> Iterator[Candidate]:
+        """Candidates that compute all parts but the last one first, each by a kernel of its own."""
+        *first, (rest, labels) = parts
         ways = [self._ways(part, target, 1) for part, _ in first]
         if not first or not all(ways) or len(first) >= self.options.max_kernels:
             return
@@ -315,8 +277,9 @@ class Searcher:
         """Kernel graphs for a program with results that have nothing in common but what they read: the best of each, and the
         best of each among those whose kernels can be started together."""
         total, found, options = SearchStatistics(), list[list[Candidate]](), self.options
-        for part, labels in parts:
-            more = self._of_part(labels, options.max_kernels - len(parts) + 1)
+        whole = [0 if target.threaded else len(whole_products(part)) - 1 for part, _ in parts]
+        for (part, labels), extra in zip(parts, whole, strict=True):
+            more = self._of_part(labels, options.max_kernels - len(parts) + 1 + extra)
             own = self._also(replace(more, schedules=SHAPES * options.schedules)).search(part, target)
             found.append(own.candidates)
             total.add(own.statistics)
@@ -327,10 +290,9 @@ class Searcher:
         def seen(c: Candidate) -> Beside:
             return beside(c.graph.kernels[0], c.schedules[0], target, dict(options.sizes), self.models)
 
-        fitting = [
-            c for c in (*chosen, *alike(found, seen, target)) if sum(len(x.schedules) for x in c) <= options.max_kernels
-        ]
-        candidates = [self._together(program, target, parts, c) for c in dict.fromkeys(fitting)]
+        most, together = options.max_kernels + sum(whole), (*chosen, *alike(found, seen, target))
+        fitting = dict.fromkeys(c for c in together if sum(len(x.schedules) for x in c) <= most)
+        candidates = [self._together(program, target, parts, c) for c in fitting]
         candidates += self._staged(candidates, target)
         candidates.sort(key=lambda c: c.order)
         return SearchResult(program, candidates, total, self)

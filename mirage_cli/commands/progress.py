@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from mirage_cli.commands.display import Display
-    from mirage_cli.search.search import Standing
+    from mirage_cli.search.progress import Standing
 
 PATIENCE = 10.0  #: seconds for which a reader of lines hears nothing
 SEARCHED = 0.9  #: of a step, what its search takes; the rest is proof and rendering

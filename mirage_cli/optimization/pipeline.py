@@ -52,7 +52,8 @@ from mirage_cli.report.report import Report
 from mirage_cli.report.stages import Clock, Progress, Silent
 from mirage_cli.runtime import given
 from mirage_cli.search.mugraph.mugraph import KernelGraph
-from mirage_cli.search.search import SearchOptions, Standing
+from mirage_cli.search.progress import Standing
+from mirage_cli.search.search import SearchOptions
 
 MOST_WRONG = 2  #: muGraphs of a fragment after which no other one is tried
 MOST_REFUSED = 8  #: and kernels of it that do not compile

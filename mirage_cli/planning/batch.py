@@ -24,9 +24,9 @@ from mirage_cli.planning.plan import UNION_BITS, FragmentPlan, PlanOptions, Targ
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.processes.jobs import Crew, Kind
 from mirage_cli.processes.jobs import Job as Call
+from mirage_cli.search.progress import Standing
 from mirage_cli.search.proof.verify import verify
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.search import Standing
 
 #: identifier, name, program, operators that it replaces, `SearchOptions.largest` and `growth`
 Job = tuple[str, str, Program, int, tuple[tuple[int, float], ...], float]

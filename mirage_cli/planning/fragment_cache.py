@@ -29,9 +29,10 @@ from mirage_cli.planning.plan import FragmentPlan, Other, PlanOptions, Slower, T
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.report import stored_plan
 from mirage_cli.search.mugraph.documents import graph_from_json, graph_to_json
+from mirage_cli.search.progress import SearchStatistics
 from mirage_cli.search.proof.verify import Verdict
 from mirage_cli.search.schedules.schedule import schedule_from_json
-from mirage_cli.search.search import Candidate, SearchStatistics
+from mirage_cli.search.search import Candidate
 
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")  #: packages; asking for versions loads nothing
 

@@ -26,12 +26,13 @@ from mirage_cli.planning import ranges, tuned
 from mirage_cli.search.finish.unfuse import unfused
 from mirage_cli.search.mugraph.documents import graph_to_json
 from mirage_cli.search.mugraph.mugraph import KernelGraph
+from mirage_cli.search.progress import SearchStatistics, Tell
 from mirage_cli.search.proof.verify import DEFAULT_CONFIDENCE, Verdict, verify
 from mirage_cli.search.schedules.alternatives import Alternative, Sizes
 from mirage_cli.search.schedules.original import FUSED, original_us
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import Target, load_target
-from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchResult, SearchStatistics, Tell
+from mirage_cli.search.search import Candidate, Searcher, SearchOptions, SearchResult
 
 SCHEMA_VERSION = 1
 SHOWN = 20  #: candidates that MIRAGE_DEBUG=search lists

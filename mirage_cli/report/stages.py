@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from mirage_cli.search.search import Standing
+    from mirage_cli.search.progress import Standing
 
 STAGES = ("read", "search", "verify", "tune", "render", "compile")  #: that every report gives the seconds of
 

@@ -82,7 +82,7 @@ class Cuts:
                 todo += () if x in stored or x not in self._defined else self._defined[x].inputs
         key = (outputs, tuple(v for v in stored if v in read))
         if key not in self._parts:
-            self._parts[key] = _part(self.program, *key)
+            self._parts[key] = part_for(self.program, *key)
         return self._parts[key]
 
 
@@ -132,7 +132,8 @@ def grouped(program: Program, stored: Sequence[str]) -> tuple[tuple[str, ...], .
     return tuple(tuple(g[2]) for g in sorted(groups, key=lambda g: g[0]))
 
 
-def _part(program: Program, outputs: tuple[Output, ...], stored: Sequence[str]) -> Part:
+def part_for(program: Program, outputs: tuple[Output, ...], stored: Sequence[str]) -> Part:
+    """The part of a program that makes `outputs` from its sources and what is `stored`."""
     sources = list(program.sources)
     labels = [f"source {k}" for k in range(len(sources))]
     inputs = list(program.inputs)
@@ -144,11 +145,12 @@ def _part(program: Program, outputs: tuple[Output, ...], stored: Sequence[str]) 
         labels.append(v)
     nodes = tuple(n for n in program.nodes if n.name not in stored)
     part = replace(program, sources=tuple(sources), inputs=tuple(inputs), nodes=nodes, outputs=outputs, _axes_of={})
-    used = _needed_sources(part)
+    used = needed_sources(part)
     return fuse_summed(prune(part)).validate(), tuple(labels[k] for k in used)
 
 
-def _needed_sources(part: Program) -> list[int]:
+def needed_sources(part: Program) -> list[int]:
+    """The numbers of the sources that the outputs of a part need."""
     needed = {o.value for o in part.outputs}
     for n in reversed(part.nodes):
         if n.name in needed:

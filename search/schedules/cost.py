@@ -330,10 +330,11 @@ class _Estimate:
         weight = next(i for i in o.inputs if i in self.m.panels)
         one, whole, seen, between = self.ones > 0, self.ones > 0, False, False
         for s in reversed(self.m.reads[self.m.loads[weight]].access):
-            if s.axis is None or s.extent == 1:
-                continue
-            if s.axis in o.over:
+            if s.axis is None:  # one of several parts has what lies in front of it apart
+                one, whole = one & (seen or s.extent == 1), whole & (s.extent == 1)
+            elif s.axis in o.over:
                 between = between or seen
+            if s.extent == 1 or s.axis is None or s.axis in o.over:
                 continue
             several = self.ones * self.tile(s.axis, o.phase) > 1
             one = one & (~several | (whole & (not between)))
@@ -366,10 +367,13 @@ class _Estimate:
             whole = whole & (taken >= extent)
         return bytes_
 
+    def readers(self, o: BlockOp) -> list[BlockOp]:
+        """The products that multiply a packed weight as it is loaded."""
+        return [r for r in self.g.ops if r.op == "contract" and o.name in self.m.panels and o.name in r.inputs]
+
     def packed_bytes(self, o: BlockOp) -> Floats:
         """How many times as many bytes a load reads than its tensor has, since a session has packed that."""
-        readers = [r for r in self.g.ops if r.op == "contract" and o.name in self.m.panels and o.name in r.inputs]
-        split = [self.split(r) for r in readers if r.name not in self.m.weights]
+        split = [self.split(r) for r in self.readers(o) if r.name not in self.m.weights]
         return np.where(np.any(split, axis=0), SPLIT_BYTES, 1.0) if split else self.ones
 
     def memory_us(self) -> Floats:
@@ -384,8 +388,9 @@ class _Estimate:
             first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * size)
             segment = self.segment(o)
             share = c.scattered + (1 - c.scattered) * segment / (segment + c.segment)
-            if o.name in self.m.panels:
-                share = np.where(first < LARGE_PAGES, 1.0, c.large_pages)
+            if o.name in self.m.panels:  # what products do not read in place is copied from where the model stores it
+                placed = np.all([self.in_place(r) for r in self.readers(o)], axis=0)
+                share = np.where(placed, np.where(first < LARGE_PAGES, 1.0, c.large_pages), share)
             time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * c.cache_factor)
         return (time + bytes_written(self.m.p, self.m.sizes) / t.bandwidth) * 1e6
 

@@ -13,7 +13,7 @@ import pytest
 from mirage_cli.commands import progress
 from mirage_cli.commands.common import Voice
 from mirage_cli.commands.progress import Bars, Lines, Stages, bars
-from mirage_cli.search.search import Standing
+from mirage_cli.search.progress import Standing
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from mirage_cli.options.options import Options
 from mirage_cli.planning import batch
 from mirage_cli.planning.fragment_cache import plan_from_json
 from mirage_cli.planning.plan import printed
+from mirage_cli.search.progress import Standing
 from mirage_cli.search.schedules.target import load_target
-from mirage_cli.search.search import Standing
 from tests.farm.away import Away
 from tests.optimized import sample
 
