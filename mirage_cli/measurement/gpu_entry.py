@@ -102,6 +102,10 @@ class Entry:
         self._in = [(ctypes.c_void_p * len(inputs))(*(t.pointer(k) for t in inputs)) for k in range(sets)]
         self._out = [(ctypes.c_void_p * len(outputs))(*(t.pointer(k) for t in outputs)) for k in range(sets)]
 
+    def __len__(self) -> int:
+        """The number of sets."""
+        return len(self._in)
+
     def call(self, number: int, stream: int) -> None:
         """Put the kernel for one set on a stream. Raises MirageError when it reports a CUDA error."""
         place = self.workspace.pointer if self.workspace is not None else None

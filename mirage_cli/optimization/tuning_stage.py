@@ -6,6 +6,8 @@ what was tried stands in the report. Without anything measured the model's choic
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,12 +35,13 @@ from mirage_cli.report import forms
 from mirage_cli.runtime.given import Arrays
 from mirage_cli.search.search import Candidate
 from mirage_cli.tuning import build
-from mirage_cli.tuning.bench import WRONG, BenchJob, new_process
+from mirage_cli.tuning.bench import WRONG, BenchJob, Neighbour
 from mirage_cli.tuning.cache import SETTLED, Measurement, Row, Settled, TuningCache, Where
 from mirage_cli.tuning.candidates import LOST, REFUSED, Trial, Tuned, fingerprint
-from mirage_cli.tuning.session import TUNE, Bench, Outcome, TuneJob
+from mirage_cli.tuning.session import TUNE, Bench, Beside, Outcome, TuneJob
 
 MAX_PROOFS = 8  #: candidates that are proved before the model's choice stays
+MAX_FRONT_BYTES = 1 << 28  #: of inputs and outputs of a fragment that is timed in front of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,7 @@ def _measured(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -
     fails is said in its report."""
     known: dict[int, Tuning] = {}
     jobs: dict[int, TuneJob] = {}
+    fronts = in_front(work)
 
     def failed(w: Work, error: str) -> None:
         w.tuning = {"problem": error}
@@ -190,11 +194,11 @@ def _measured(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -
         try:
             known[k], needed = _cached(w, stage)
             if needed:
-                jobs[k] = _tune_job(w, known[k], stage)
+                jobs[k] = _tune_job(w, known[k], stage, fronts.get(k))
         except MirageError as e:
             failed(w, str(e))
             known.pop(k, None)
-    numbers = list(jobs)
+    numbers = sorted(jobs, key=lambda k: -jobs[k].pool[0][1].predicted_us)  # what takes longest first
 
     def keep(n: int, trials: Sequence[Trial]) -> None:
         if stage.cache is not None:
@@ -220,8 +224,8 @@ def _measured(work: Sequence[Work], stage: Stage, step: Callable[[str], None]) -
             if stuck := outcome.stuck:
                 break
     finally:
-        if bench is not None and bench.process is not None:
-            bench.process.close()
+        if bench is not None:
+            bench.close()
     for k in waiting:
         known[k].problem = stuck
         yield told(k)
@@ -249,7 +253,8 @@ def _cached(w: Work, stage: Stage) -> tuple[Tuning, bool]:
     where = _where(w, stage)
     rows = stage.cache.fetch(where) if stage.cache is not None else {}
     known = {k: v for k, v in rows.items() if k in pool and isinstance(v, Measurement)}
-    cached = Tuned([Trial(c, k, known[k], known=True) for k, c in pool.items() if k in known])
+    trials = [Trial(c, k, known[k], known=True) for k, c in pool.items() if k in known]
+    cached = Tuned(trials, own=next(iter(pool), ""))
     settled = rows.get(SETTLED)
     enough = isinstance(settled, Settled) and settled.covers(stage.asked) and bool(cached.ranking)
     return Tuning(where, cached), not (stage.device is None or enough)
@@ -261,27 +266,53 @@ def _pool(w: Work, stage: Stage) -> dict[str, Candidate]:
     return {fingerprint(c, stage.plans.passes.off): c for c in w.plan.pool}
 
 
-def _tune_job(w: Work, cached: Tuning, stage: Stage) -> TuneJob:
+def in_front(work: Sequence[Work]) -> dict[int, Work]:
+    """For the number of each fragment the one that most often writes what it reads, where a call of it can be timed: one of
+    floating-point inputs, not too large, and not the fragment itself."""
+    made = {id(v): k for k, w in enumerate(work) for o in w.occurrences for v in o.region.outputs}
+    found = {}
+    for k, w in enumerate(work):
+        counts = Counter(made[id(v)] for o in w.occurrences for v in o.region.inputs if id(v) in made)
+        fronts = (work[n] for n, _ in counts.most_common() if n != k)
+        front = next((f for f in fronts if f.plan is not None and f.plan.pool and _timed(f)), None)
+        if front is not None:
+            found[k] = front
+    return found
+
+
+def _timed(w: Work) -> bool:
+    """Whether calls of a fragment can be timed beside others."""
+    spec = w.spec()
+    sizes = [math.prod(d for d in t.dims if isinstance(d, int)) * t.dtype.bytes for t in (*spec.inputs, *spec.outputs)]
+    return all(t.dtype.is_float for t in spec.inputs) and sum(sizes) <= MAX_FRONT_BYTES
+
+
+def _tune_job(w: Work, cached: Tuning, stage: Stage, front: Work | None) -> TuneJob:
     assert stage.device is not None
     check = w.check_job(stage.imported, Path(), stage.options.seed, stage.limits)
     check = check if stage.tensors is None else given_tensors.checked_with(check, stage.tensors)
+    beside, neighbour = None, None
+    if front is not None and front.plan is not None:
+        beside = Beside(front.id, front.program, front.plan.pool[0])
+        neighbour = Neighbour(front.spec(), dict(stage.sizes(front.spec().symbols)))
     return TuneJob(
         w.id,
         w.program,
         tuple(_pool(w, stage).items()),
         {t.key: t.result for t in cached.tuned.trials},
-        BenchJob(check, dict(stage.sizes(w.spec().symbols)), stage.options.gpu or 0),
+        BenchJob(check, dict(stage.sizes(w.spec().symbols)), stage.options.gpu or 0, beside=neighbour),
         newest(stage.plans.targets["cuda"]).name,
         environment.architecture_of(stage.device),
         stage.plans.passes,
         stage.asked,
         (offers.device_offer(stage.device), offered("nvcc", _nvcc(stage).version)),
+        beside,
     )
 
 
 def _bench(stage: Stage) -> Bench:
     """Where this machine compiles and measures."""
-    return Bench(_nvcc(stage), stage.options.jobs, environment.object_cache(stage.options), new_process())
+    return Bench(_nvcc(stage), stage.options.jobs, environment.object_cache(stage.options))
 
 
 def _nvcc(stage: Stage) -> Tool:

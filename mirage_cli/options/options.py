@@ -42,7 +42,7 @@ class Options:
     candidates: int = 6
     budget: float = 0.0
     tune_candidates: int = 68
-    tune_budget: float = 90.0
+    tune_budget: float = 12.0
     tuned: bool = False
     without: tuple[str, ...] = ()
     unwritten: tuple[str, ...] = ()

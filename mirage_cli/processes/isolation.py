@@ -201,11 +201,12 @@ class Resident:
         self._worker.call(_ask, (method, args), seconds)
         return self._answer(self._worker)
 
-    def close(self) -> None:
-        """End the process."""
+    def close(self, why: str = "") -> None:
+        """End the process; with a reason for good."""
         if self._worker is not None:
             self.stuck = self._worker.kill()
             self._worker, self._making = None, False
+        self.stuck = self.stuck or why
 
     def _answer(self, worker: _Worker) -> Any:
         while not (answers := _answers([worker])):

@@ -6,6 +6,7 @@ A job is made in a process of its own wherever it is made, and its result is the
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -32,7 +33,8 @@ class Kind:
     `function(*args)` makes a job here. Elsewhere `packed(*args)`, which can be pickled, is sent, `elsewhere(*packed)`
     makes a JSON document of it there, and `read(document, args)` the result: it raises ValueError or MirageError for what
     `function` would not have returned. `needs` names what a worker has to offer, such as compilers. A job of a `gpu`
-    occupies a whole device. One that is a `program` only waits for a compiler: it has no process of its own here, and is
+    occupies a whole device; here `at_a_time` of them may run, which wait for the device themselves, until `stop(*args)` ends
+    them. One that is a `program` only waits for a compiler: it has no process of its own here, and is
     given an event that is set to stop it. With `heard`, jobs that are listened to have one more argument, a function that
     takes a message; elsewhere messages are JSON documents, of which (and the job) `heard` makes what `function` would have
     said, or raises ValueError.
@@ -45,6 +47,8 @@ class Kind:
     packed: Callable[..., Job] = _alike
     needs: Callable[..., tuple[str, ...]] = _nothing
     gpu: bool = False
+    at_a_time: int = 1
+    stop: Callable[..., Any] = _nothing
     program: bool = False
     heard: Callable[[Any, Job], Any] | None = None
     seconds: float = 0  #: that a job may take elsewhere; 0: no limit
@@ -122,6 +126,8 @@ class Here:
         """As `Crew.each`; the order of names is that of nobody else here."""
         if kind.program:
             return _programs(kind, jobs, self.workers)
+        if kind.gpu and min(kind.at_a_time, self.workers, len(jobs)) > 1:
+            return _threads(kind, jobs, min(kind.at_a_time, self.workers), told)
         return isolation.each(
             kind.function,
             jobs,
@@ -145,6 +151,23 @@ class Here:
 
     def close(self) -> None:
         """Nothing."""
+
+
+def _threads(
+    kind: Kind, jobs: Sequence[Job], count: int, told: Callable[[int, Any], None] | None
+) -> Iterator[tuple[int, Any]]:
+    """`count` jobs at a time in threads of this process, which wait for processes of their own."""
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            calls = [(*args, functools.partial(told, k)) if told else args for k, args in enumerate(jobs)]
+            futures = {pool.submit(isolation.attempt, kind.function, args): k for k, args in enumerate(calls)}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for args in jobs:
+                kind.stop(*args)
+            raise
 
 
 def _programs(kind: Kind, jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, Any]]:

@@ -5,7 +5,7 @@ that crashes, or never ends, costs its own result only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,14 +13,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mirage_cli.backends.spec import OperatorSpec
 from mirage_cli.checks import kernel_check as checks
 from mirage_cli.checks.kernel_check import Case, CheckJob, FloatCheck, Runner
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import from_numpy
 from mirage_cli.lax.ir.parts import input_count, input_sources, joined
 from mirage_cli.measurement import gpu_backends
-from mirage_cli.measurement.gpu import GpuTimer, sets_for
-from mirage_cli.measurement.gpu_entry import Entry, Sets
+from mirage_cli.measurement.gpu import Call, GpuTimer, Prepared, sets_for
+from mirage_cli.measurement.gpu_entry import Entry, Sets, entry
 from mirage_cli.measurement.timing import Distribution, Effort
 from mirage_cli.measurement.turns import turn
 from mirage_cli.numerics import edges
@@ -32,19 +33,30 @@ from mirage_cli.tuning.candidates import LOST
 Array: TypeAlias = NDArray[Any]
 START_SECONDS, CHECK_SECONDS, TIME_SECONDS = 180.0, 180.0, 60.0  #: after which a process is ended
 QUICK_WORK = 2e8  #: multiply-adds of an operator from which on the ends of free axes stand for a candidate's answers
+_ALONE = "\0"  #: the name of the other kernel's chain among the contestants
+_LEAST = 1e-3  #: microseconds
 WRONG = "wrong"  #: how a problem begins that is one of the answers
 WARM = Effort(warm_up=1, warm_seconds=2e-3, sample_seconds=5e-4)
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The fragment in front of one in the model: its description, and what its symbols typically are."""
+
+    spec: OperatorSpec
+    symbols: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class BenchJob:
-    """A fragment to be timed on GPU `device`: its check (the library of it is not read), what its symbols typically are, and
-    the provider of onnxruntime that runs the original nodes, where it is installed, else the CPU does."""
+    """A fragment to be timed on GPU `device`: its check (the library of it is not read), what its symbols typically are, the
+    provider of onnxruntime that runs the original nodes, where it is installed, else the CPU does, and what is in front."""
 
     check: CheckJob
     symbols: dict[str, int]
     device: int = 0
     provider: str = "cuda"
+    beside: Neighbour | None = None
 
 
 class Measured:
@@ -59,7 +71,7 @@ class Measured:
         self.backend = gpu_backends.opened(job.device)
         self.timer = GpuTimer(job.device, self.backend)
         provider = job.provider if job.provider in sessions.providers() else "cpu"
-        self.original = checks.original_runner(job.check, provider, job.device)
+        self.original = self._in_turn(checks.original_runner(job.check, provider, job.device))
         spec, given = job.check.spec, job.check
         shapes = [[ex.value(d, job.symbols) for d in t.dims] for t in (*spec.inputs, *spec.outputs)]
         tensors = [*zip((*spec.inputs, *spec.outputs), shapes, strict=True)]
@@ -73,6 +85,16 @@ class Measured:
             self.sums = [t.backend.checksum(t.memory) for t in self.inputs]
         self.reference = checks.case_of(given.program, checks.TYPICAL, arrays, job.symbols, self.original, QUICK_WORK)
         self._cases: list[Case | str] | None = None
+        self._neighbours: dict[Path, Entry] = {}
+
+    def _in_turn(self, original: Runner) -> Runner:
+        """The original, which waits where others time."""
+
+        def run(arrays: Sequence[NDArray[Any]], symbols: Mapping[str, int]) -> Sequence[NDArray[Any]]:
+            with turn(self.job.device, alone=False):
+                return original(arrays, symbols)
+
+        return run
 
     def _draw(self, given: CheckJob) -> None:
         """Draw the inputs of every set."""
@@ -166,25 +188,56 @@ class Measured:
         return tensor
 
     # --- times --------------------------------------------------------------------------------------------------------
-    def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
-        """Times of one call of each, chained, with cold caches, sampled in turns; what the timed calls wrote is judged."""
+    def time(self, libraries: Sequence[Path], samples: int, beside: Path | None = None) -> list[Measurement]:
+        """Times of one call of each, chained, with cold caches, sampled in turns; what the timed calls wrote is judged. With
+        the library of the fragment `beside`, calls of that stand between them; their time in a chain is taken off."""
         entries = {str(k): self._entry(library) for k, library in enumerate(libraries)}
-        prepared = {name: self.timer.prepare(e.call, self.sets, WARM) for name, e in entries.items()}
-        times = self.timer.measure(prepared, replace(WARM, runs=samples))
+        calls: dict[str, Call] = {name: e.call for name, e in entries.items()}
+        alone: dict[str, Prepared] = {}
+        if beside is not None:
+            other = self._neighbour(beside)
+            calls = {name: _behind(other, call) for name, call in calls.items()}
+            alone = {_ALONE: self.timer.prepare(other.call, len(other), WARM)}
+        prepared = {name: self.timer.prepare(call, self.sets, WARM) for name, call in calls.items()}
+        times = self.timer.measure(prepared | alone, replace(WARM, runs=samples))
+        less = times[_ALONE].median if alone else 0.0
         measurements = []
         for name, graph in prepared.items():
             self._poison()
             self.backend.sample(graph.graph)
             problem = self._written()
-            measurements.append(Measurement(None, problem=problem) if problem else measurement(times[name]))
+            measurements.append(Measurement(None, problem=problem) if problem else measurement(times[name], less))
         return measurements
 
+    def _neighbour(self, library: Path) -> Entry:
+        """What is in front of the fragment, with inputs of its own in enough sets to be cold."""
+        assert self.job.beside is not None
+        if library not in self._neighbours:
+            spec, symbols = self.job.beside.spec, self.job.beside.symbols
+            shapes = [[ex.value(d, symbols) for d in t.dims] for t in spec.inputs]
+            size = sum(math.prod(s) * t.dtype.bytes for s, t in zip(shapes, spec.inputs, strict=True))
+            sets = sets_for(size, self.backend.cache)
+            with turn(self.job.device, alone=False):
+                self._neighbours[library] = entry(self.backend, library, spec, shapes, sets, self.job.check.seed)
+        return self._neighbours[library]
 
-def measurement(times: Distribution) -> Measurement:
-    """Median, quartiles and number of samples."""
+
+def _behind(other: Entry, call: Call) -> Call:
+    """Another kernel's call, then this one."""
+
+    def both(number: int, stream: int) -> None:
+        other.call(number % len(other), stream)
+        call(number, stream)
+
+    return both
+
+
+def measurement(times: Distribution, less: float = 0.0) -> Measurement:
+    """Median, quartiles and number of samples, of which `less` is others' time."""
     low, high = times.quartiles
     median = times.median
-    return Measurement(median, min(low, median), max(high, median), len(times.samples))
+    us, low, high = (max(us - less, _LEAST) for us in (median, min(low, median), max(high, median)))
+    return Measurement(us, low, high, len(times.samples))
 
 
 def new_process() -> Resident:
@@ -194,10 +247,12 @@ def new_process() -> Resident:
 
 class IsolatedBench:
     """`Measured` in a process of its own, which is ended when a call takes too long and begun again for the next one. A
-    process that has measured another job may be given: loading the GPU's library takes longer than a candidate."""
+    process that has measured another job may be given: loading the GPU's library takes longer than a candidate. `beside` gives
+    the library of the fragment in front of this one, once it is built."""
 
     def __init__(self, job: BenchJob, process: Resident | None = None) -> None:
         self.job = job
+        self.beside: Callable[[], Path | None] = lambda: None
         self._resident = process or Resident(Measured, (job,), START_SECONDS)
 
     def begin(self) -> None:
@@ -224,12 +279,18 @@ class IsolatedBench:
         answer = self._resident.call(method, (library,), seconds)
         return f"{LOST} checked: {answer.reason}" if isinstance(answer, Lost) else str(answer)
 
-    def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
-        """Times of one call of each; where all together fail, of each alone."""
+    def time(self, libraries: Sequence[Path], samples: int, step: bool = False) -> list[Measurement]:
+        """Times of one call of each, in a `step` behind the fragment in front of it, where there is one and it can be timed;
+        where all together fail, of each alone."""
+        beside = (self.beside(),) if step else (None,)
         with turn(self.job.device, alone=True):
-            answer: list[Measurement] | Lost = self._resident.call("time", (list(libraries), samples), TIME_SECONDS)
+            answer: list[Measurement] | Lost = self._resident.call(
+                "time", (list(libraries), samples, *beside), TIME_SECONDS
+            )
         if not isinstance(answer, Lost):
             return answer
+        if step:
+            return self.time(libraries, samples)
         if len(libraries) == 1:
             return [Measurement(None, problem=f"{LOST} timed: {answer.reason}")]
         return [self.time([library], samples)[0] for library in libraries]

@@ -6,10 +6,12 @@ times them are arguments, and so is the clock.
    engines. The model's own choice is the first.
 2. What a family took so far, over what was predicted, corrects the predictions of the rest of it, and of families of the
    same engines that were not tried: a model that is wrong about an engine is put right by its first candidates.
-3. The trying ends where the model, by the error that it is known to have, has nothing left that gains `GAIN`; or at a
-   deadline, which is said.
-4. Candidates are held against one float64 result before they are timed, with few samples; the best few are then timed
-   again, in turns, with many. The best of these is checked on every case, and the next one where it fails.
+3. The trying ends where the model, by the error that it is known to have or, where several of a family were timed, by what
+   it is off among these, has nothing left that gains `GAIN`, or nothing can; or at a deadline, which is said.
+4. Candidates are held against one float64 result before they are timed, with few samples, in a chain of their own calls.
+   The best few, the best of each size of clusters and the model's own choice are then timed again, in turns, with many, as a
+   step of the model has them: behind the kernel that is in front of them there. What does not beat the own choice by more
+   than the noise comes behind it. The best is checked on every case, and the next one where it fails.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +35,9 @@ FAMILY_PENALTY, TILES_PENALTY, ENGINE_PENALTY = 1.08, 1.05, 1.02  #: for each ea
 HOPELESS = 4  #: refused candidates of a family of which none could be rendered, after which it is left
 FIRST = 6  #: candidates of the first batch
 GAIN = 1.02  #: what is not predicted to gain so much is not tried
+SEEN, DEVIATIONS = 4, 3.0  #: times of a family from which on the error is so many standard deviations of theirs
 FINALISTS = 6
+NEAR = 1.1  #: times the best up to which the best of another size of clusters is timed again
 QUICK, THOROUGH = 9, 60  #: samples of a candidate in the first round, of a finalist in the second
 BUILDING = 0.75  #: share of the time after which nothing more is built
 
@@ -61,19 +66,21 @@ class Bench(Protocol):
     def check(self, library: Path) -> str:
         """The fault in its answers in any case of the check."""
 
-    def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
-        """Times of one call of each, with cold caches, sampled in turns."""
+    def time(self, libraries: Sequence[Path], samples: int, step: bool = False) -> list[Measurement]:
+        """Times of one call of each, with cold caches, sampled in turns; in a `step` behind another kernel of the model, where
+        one is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of tuning: candidates to try, seconds (0: no limit), candidates at a time, and how many times less than
-    predicted one may take (`Target.error`)."""
+    """Limits of tuning: candidates to try, seconds (0: no limit), candidates at a time, how many times less than
+    predicted one may take (`Target.error`), and microseconds that none takes less than."""
 
     candidates: int = 48
     seconds: float = 90.0
     batch: int = 16
     error: float = 1.25
+    least_us: float = 0.0
 
 
 @dataclass(slots=True)
@@ -89,6 +96,11 @@ class Trial:
     def us(self) -> float:
         """Its time; infinite where there is none."""
         return math.inf if self.result.us is None else self.result.us
+
+    @property
+    def final(self) -> bool:
+        """True if it was timed in the second round."""
+        return self.result.samples >= THOROUGH
 
     def to_json(self) -> dict[str, Any]:
         """A row of the report's `tuning`."""
@@ -110,12 +122,13 @@ class Trial:
 
 @dataclass(slots=True)
 class Tuned:
-    """The outcome of tuning a fragment: the trials in their order (the model's own choice first, where it was tried),
-    whether the time sufficed for all that were to be tried, and what kept everything from being tried."""
+    """The outcome of tuning a fragment: the trials in their order (the model's `own` choice, by its hash, first, where it was
+    tried), whether the time sufficed for all that were to be tried, and what kept everything from being tried."""
 
     trials: list[Trial] = field(default_factory=list)
     complete: bool = True
     problem: str = ""
+    own: str = ""
 
     @property
     def lost(self) -> bool:
@@ -129,8 +142,20 @@ class Tuned:
 
     @property
     def ranking(self) -> list[Trial]:
-        """Those that have a time, fastest first; the order of trying decides between equals."""
-        return sorted((t for t in self.trials if t.result.us is not None), key=lambda t: t.us)
+        """Those that have a time: those of the second round, then the others, fastest first; the order of trying decides
+        between equals. The own choice is passed by what beats it in three quarters of its samples."""
+        own = next((t for t in self.trials if t.key == self.own and t.result.us is not None), None)
+
+        def behind(t: Trial) -> bool:
+            return own is not None and t is not own and (own.final > t.final or t.result.high >= own.us)
+
+        timed = (t for t in self.trials if t.result.us is not None)
+        return sorted(timed, key=lambda t: (behind(t), not t.final, t is own, t.us))
+
+    @property
+    def best_us(self) -> float:
+        """The least time; infinite where there is none."""
+        return min((t.us for t in self.trials), default=math.inf)
 
 
 # ---- candidates ------------------------------------------------------------------------------------------------------
@@ -159,6 +184,22 @@ def corrections(trials: Sequence[Trial]) -> dict[tuple[Any, ...], float]:
         if t.result.us is not None:
             logs.setdefault(family(t.candidate), []).append(math.log(t.result.us / t.candidate.predicted_us))
     return {f: math.exp(sum(values) / len(values)) for f, values in logs.items()}
+
+
+def errors(trials: Sequence[Trial], most: float) -> dict[tuple[Any, ...], float]:
+    """For each family with `SEEN` times how many times less than corrected another one of it may take, at `most` so many: by
+    the standard deviation of the logarithms of measured over predicted times."""
+    logs: dict[tuple[Any, ...], list[float]] = {}
+    for t in trials:
+        if t.result.us is not None:
+            logs.setdefault(family(t.candidate), []).append(math.log(t.result.us / t.candidate.predicted_us))
+    known = {f: values for f, values in logs.items() if len(values) >= SEEN}
+    return {f: min(most, math.exp(DEVIATIONS * statistics.stdev(values))) for f, values in known.items()}
+
+
+def clusters(candidate: Candidate) -> tuple[int, ...]:
+    """The blocks of a cluster of each kernel."""
+    return tuple(s.parts or dict(s.numbers).get("cluster", 1) for s in candidate.schedules)
 
 
 def corrected(pool: Sequence[Candidate], factors: Mapping[tuple[Any, ...], float]) -> list[float]:
@@ -218,7 +259,7 @@ def tune(
         return bool(limits.seconds) and clock.now() - start >= share * limits.seconds
 
     own = next(iter(pool), "")
-    tuned = Tuned([Trial(c, k, known[k], known=True) for k, c in pool.items() if k in known])
+    tuned = Tuned([Trial(c, k, known[k], known=True) for k, c in pool.items() if k in known], own=own)
     libraries: dict[str, Path] = {}
     keys = {id(c): k for k, c in pool.items()}
     while batch := _batch(pool, tuned, limits):
@@ -242,7 +283,7 @@ def tune(
                 return tuned
             tuned.trials.append(Trial(c, key, result))
             keep(tuned.trials[-1:])
-    _finals(tuned, libraries, bench, spent())
+    _finals(tuned, libraries, bench)
     _check_best(tuned, libraries, builder, bench)
     tuned.trials.sort(key=lambda t: t.key != own)
     return tuned
@@ -257,11 +298,19 @@ def _batch(pool: Mapping[str, Candidate], tuned: Tuned, limits: Limits) -> list[
     first = [pool[own]] if own not in tried else []
     left = [c for k, c in pool.items() if k not in tried and k != own]
     left = _hopeful(left, tuned.trials) or left
-    factors = corrections(tuned.trials)
-    most = tuned.ranking[0].us * limits.error / GAIN if tuned.ranking else math.inf
-    left = [c for us, c in zip(corrected(left, factors), left, strict=True) if us < most]
+    factors, known, best_us = corrections(tuned.trials), errors(tuned.trials, limits.error), tuned.best_us
+    left = [
+        c
+        for us, c in zip(corrected(left, factors), left, strict=True)
+        if us < best_us * known.get(family(c), limits.error) / GAIN and not _least(c, limits, best_us) > best_us / GAIN
+    ]
     seen = [*(t.candidate for t in tuned.trials), *first]
     return first + select(left, count - len(first), seen, factors)
+
+
+def _least(c: Candidate, limits: Limits, best_us: float) -> float:
+    """What a candidate takes at least. A floor far above what was measured is another device's."""
+    return max(limits.least_us, c.floor_us if c.floor_us < best_us * GAIN else 0.0)
 
 
 def _hopeful(pool: Sequence[Candidate], trials: Sequence[Trial]) -> list[Candidate]:
@@ -280,15 +329,25 @@ def _first(built: Built, bench: Bench) -> Measurement:
     return Measurement(None, problem=problem) if problem else bench.time([built], QUICK)[0]
 
 
-def _finals(tuned: Tuned, libraries: Mapping[str, Path], bench: Bench, spent: bool) -> None:
-    """The second round: the best few that were built now, in turns and with more samples. What is lost in it keeps the time of
-    the first round."""
-    best = [t for t in tuned.ranking[:FINALISTS] if t.key in libraries]
-    if len(best) < 2 or spent:
+def _finals(tuned: Tuned, libraries: Mapping[str, Path], bench: Bench) -> None:
+    """The second round, in turns and with more samples. What is lost in it keeps the time of the first round."""
+    best = _finalists(tuned, libraries)
+    if len(best) < 2:
         return
-    for t, result in zip(best, bench.time([libraries[t.key] for t in best], THOROUGH), strict=True):
+    for t, result in zip(best, bench.time([libraries[t.key] for t in best], THOROUGH, step=True), strict=True):
         if not result.problem.startswith(LOST):
             t.result = result
+
+
+def _finalists(tuned: Tuned, libraries: Mapping[str, Path]) -> list[Trial]:
+    """The best few that were built now, the best of each size of clusters not far behind them, and the own choice."""
+    built = sorted((t for t in tuned.trials if t.key in libraries and t.result.us is not None), key=lambda t: t.us)
+    first: dict[tuple[int, ...], Trial] = {}
+    for t in built:
+        if t.us <= NEAR * built[0].us:
+            first.setdefault(clusters(t.candidate), t)
+    chosen = {*(t.key for t in built[:FINALISTS]), *(t.key for t in first.values()), tuned.own}
+    return [t for t in built if t.key in chosen]
 
 
 def _check_best(tuned: Tuned, libraries: Mapping[str, Path], builder: Builder, bench: Bench) -> None:

@@ -82,7 +82,7 @@ class Gpu:
             return f"{LOST} checked: its process ended with SIGABRT"
         return "wrong: rmse" if int(library.name) in self.wrong else ""
 
-    def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
+    def time(self, libraries: Sequence[Path], samples: int, step: bool = False) -> list[Measurement]:
         self.timed += len(libraries)
         return [Measurement(20.0 - int(p.name), 20.0 - int(p.name), 20.0 - int(p.name), samples) for p in libraries]
 

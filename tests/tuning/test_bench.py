@@ -26,7 +26,7 @@ from mirage_cli.measurement import gpu_backends
 from mirage_cli.processes.isolation import Lost
 from mirage_cli.runtime import sessions
 from mirage_cli.tuning import bench as tuning_bench
-from mirage_cli.tuning.bench import BenchJob, IsolatedBench, Measured
+from mirage_cli.tuning.bench import BenchJob, IsolatedBench, Measured, Neighbour
 from mirage_cli.tuning.cache import Measurement
 from tests.codegen.programs import program
 from tests.gpu_fake import FakeBackend
@@ -162,6 +162,37 @@ def test_a_candidate_that_turns_wrong_while_it_is_timed_has_no_time(measured: Me
     assert found[1].us is not None
 
 
+class Counting(Device):
+    """A call takes 100 us, behind another kind of call 130; each is known by the memory that it writes."""
+
+    def sample(self, graph: Any) -> float:
+        FakeBackend.sample(self, graph)
+        kinds = [name for name in self.log if name]
+        self.log.clear()
+        return sum(100.0 + 30.0 * (before != own) for before, own in zip([*kinds[:1], *kinds], kinds, strict=False))
+
+
+def test_in_a_step_calls_stand_behind_those_of_another_kernel(
+    libraries: Libraries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Counting()
+    monkeypatch.setattr(gpu_backends, "opened", lambda _: device)
+    real = tuning_bench.Entry.call
+
+    def noted(entry: tuning_bench.Entry, number: int, stream: int) -> None:
+        real(entry, number, stream)
+        device.spend(0.0, "own" if entry.outputs[0] in measured.outputs else "other")
+
+    monkeypatch.setattr(tuning_bench.Entry, "call", noted)
+    measured = Measured(replace(job(), beside=Neighbour(job().check.spec, {"n": 8})))
+    (alone,) = measured.time([libraries["right"]], 5)
+    assert alone.us == pytest.approx(100.0)
+    found, wrong = measured.time([libraries["right"], libraries["later"]], 5, libraries["wrong"])
+    assert found.us == pytest.approx(160.0, rel=0.02)  # both wait for one another, but for the first call of a graph
+    assert found.samples == 5
+    assert wrong.problem.startswith("wrong (typical inputs)")
+
+
 # --- in a process of its own ------------------------------------------------------------------------------------------
 class Process:
     """Stands in for `Resident`: a library called `bad` ends it, also among others."""
@@ -206,6 +237,21 @@ def test_what_ends_the_process_costs_its_own_result_only(monkeypatch: pytest.Mon
     found = bench.time([Path("good"), Path("bad"), Path("other")], 3)
     assert [m.us for m in found] == [5.0, None, 5.0]
     assert found[1].problem == "it could not be timed: its process ended with SIGSEGV"
+
+
+def test_what_cannot_be_timed_in_a_step_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process()
+    bench = IsolatedBench(job(), process)  # type: ignore[arg-type]
+    bench.beside = lambda: Path("front")
+    real = process.call
+    process.call = lambda method, args, seconds: (  # type: ignore[method-assign]
+        Lost("it trapped") if Path("front") in args else real(method, args, seconds)
+    )
+    assert [m.us for m in bench.time([Path("good")], 3, step=True)] == [5.0]
+    assert process.calls == [("time", [Path("good")], 3, None)]
+    process.call = real  # type: ignore[method-assign]
+    bench.time([Path("good")], 3, step=True)
+    assert process.calls[-1] == ("time", [Path("good")], 3, Path("front"))
 
 
 def test_a_process_measures_one_job_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,9 @@ def time(us: float, samples: int = QUICK) -> Measurement:
 @dataclass
 class Machine:
     """Builder, bench and clock: a build takes 10 s, a look at answers 1 s, a check 5 s, a time 2 s; `us` says what
-    candidates take, `wrong` which of them give wrong answers, `rarely` which do so in some case of the check, `broken`
-    which do not build, `refused` which are not rendered, `trapping` which cost the bench its process, `lost` which do so
-    when they are timed again, `deadly` which end it for good."""
+    candidates take, `behind` what they take in a step, `wrong` which of them give wrong answers, `rarely` which do so
+    in some case of the check, `broken` which do not build, `refused` which are not rendered, `trapping` which cost the bench
+    its process, `lost` which do so when they are timed again, `deadly` which end it for good."""
 
     us: Mapping[str, float]
     pool: Mapping[str, Candidate]
@@ -61,6 +61,7 @@ class Machine:
     trapping: Sequence[str] = ()
     lost: Sequence[str] = ()
     deadly: Sequence[str] = ()
+    behind: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
     seconds: float = 0.0
     built: list[list[str]] = field(default_factory=list)
@@ -98,12 +99,14 @@ class Machine:
             return f"{LOST} checked: it trapped"
         return "wrong: rmse" if library.name in self.wrong else ""
 
-    def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
+    def time(self, libraries: Sequence[Path], samples: int, step: bool = False) -> list[Measurement]:
         self.seconds += 2
         self.log.append(("time", *(p.name for p in libraries), samples))
+        assert step == (samples == THOROUGH)
         lost = Measurement(None, problem=f"{LOST} timed: it trapped")
         again = samples == THOROUGH
-        return [lost if again and p.name in self.lost else time(self.us[p.name], samples) for p in libraries]
+        us = self.us | (self.behind if step else {})
+        return [lost if again and p.name in self.lost else time(us[p.name], samples) for p in libraries]
 
 
 def run(
@@ -240,7 +243,7 @@ def test_time_that_is_up_ends_the_trying() -> None:
     assert not found.complete
     assert [len(b) for b in machine.built] == [6, 8]  # 28 s after the first batch, and none begins after 45 s
     assert 8 < len(found.trials) < 40
-    assert machine.seconds < 60 + 4 + 5
+    assert machine.seconds < 60 + 4 + 2 + 5  # the second round and the check all the same
 
 
 def test_a_bench_that_does_not_start_ends_it() -> None:
@@ -322,6 +325,66 @@ def test_the_best_is_checked_in_every_case_and_the_next_one_where_it_fails() -> 
     assert [name for kind, *names in machine.log if kind == "check" for name in names] == ["k0", "k1", "k2"]
     assert found.ranking[0].key == "k2"
     assert [t.result.problem for t in found.trials[:2]] == ["wrong: huge"] * 2
+
+
+def test_a_family_that_is_as_predicted_ends_sooner() -> None:
+    """The model is off by 3 at worst, but among six of the only family by less than 1 %: no seventh can be better."""
+    pool = named(*(candidate("a", 10.0 + n / 10, tile=n) for n in range(40)))
+    us = {k: c.predicted_us * (1.5 + 0.001 * (n % 3)) for n, (k, c) in enumerate(pool.items())}
+    machine = Machine(us, pool)
+    run(machine, Limits(40, 0.0, 8), error=3.0)
+    assert [len(b) for b in machine.built] == [FIRST]
+
+
+def test_nothing_is_tried_that_cannot_be_better_than_what_is_there() -> None:
+    pool = pool_of(40)
+    machine = Machine(dict.fromkeys(pool, 1.01), pool)
+    run(machine, Limits(40, 0.0, 8, least_us=1.0))
+    assert [len(b) for b in machine.built] == [FIRST]
+    at_floor = {k: replace(c, floor_us=9.0) for k, c in pool.items()}
+    machine = Machine(dict.fromkeys(pool, 9.1), at_floor)
+    run(machine, Limits(40, 0.0, 8))
+    assert [len(b) for b in machine.built] == [FIRST]
+    machine = Machine(dict.fromkeys(pool, 4.0), at_floor)  # what is twice as fast as a floor may be thrice
+    run(machine, Limits(40, 0.0, 8))
+    assert sum(len(b) for b in machine.built) == 40
+
+
+# --- the second round -------------------------------------------------------------------------------------------------
+def test_times_of_a_step_decide() -> None:
+    pool = pool_of(6)
+    machine = Machine({k: 10.0 - n for n, k in enumerate(pool)}, pool, behind=dict.fromkeys(pool, 12.0) | {"k2": 11.0})
+    found = run(machine, Limits(6, 0.0, 6))
+    assert [t.key for t in found.ranking[:2]] == ["k2", "k0"]
+
+
+def test_what_does_not_beat_the_own_choice_by_more_than_the_noise_is_behind_it() -> None:
+    pool = pool_of(4)
+    machine = Machine({"k0": 10.0, "k1": 9.95, "k2": 9.91, "k3": 12.0}, pool)
+    found = run(machine, Limits(4, 0.0, 4))  # quartiles are 1 % off
+    assert [t.key for t in found.ranking] == ["k0", "k2", "k1", "k3"]
+    machine = Machine({"k0": 10.0, "k1": 9.95, "k2": 9.89, "k3": 12.0}, pool)
+    assert [t.key for t in run(machine, Limits(4, 0.0, 4)).ranking] == ["k2", "k0", "k1", "k3"]
+
+
+def test_the_best_of_each_size_of_clusters_and_the_own_choice_are_timed_again() -> None:
+    shared = Schedule((("a", 16),), engine="strip", numbers=(("cluster", 2),))
+    pool = pool_of(12) | {"c": Candidate(cast(KernelGraph, "c"), (shared,), 21.0, 1.0, (21.0, 0.0))}
+    us = {k: 20.0 + 0.1 * n for n, k in enumerate(pool)} | {"k0": 30.0}
+    machine = Machine(us, pool)
+    run(machine, Limits(13, 0.0, 13))
+    (_, *again, samples) = machine.log[-2]
+    assert samples == THOROUGH
+    assert again == ["k1", "k2", "k3", "k4", "k5", "k6", "c", "k0"]
+
+
+def test_those_of_the_second_round_come_before_the_others() -> None:
+    pool = pool_of(12)
+    us = {k: 20.0 + 0.1 * n for n, k in enumerate(pool)}
+    machine = Machine(us, pool, behind={k: 30.0 + 0.5 * n for n, k in enumerate(pool)})
+    found = run(machine, Limits(12, 0.0, 12))
+    assert [t.key for t in found.ranking] == [f"k{n}" for n in range(12)]
+    assert [t.final for t in found.ranking] == [True] * FINALISTS + [False] * (12 - FINALISTS)
 
 
 def test_families_of_the_first_batch_decide_the_second() -> None:
