@@ -73,6 +73,7 @@ STEPS = (
 )  #: sequences and contexts of a decoder's step
 AT_A_TIME = 5  #: fragments that are planned, compiled or timed
 SECONDS = 120.0  #: for one of them
+TUNING_SECONDS = 90.0  #: for the candidates of a fragment: what is kept for everybody is looked for longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def rows_of(layer: Layer, gpu: int, jobs: int, every: bool = False) -> list[dict
             workshop = Workshop(w.id, w.program, target, ALL, folder, Settings(nvcc, target.name, jobs, None))
             error = target.error if w.program.packed is None else target.packed_error
             error = math.inf if every else error
-            limits = Limits(options.tune_candidates, options.tune_budget, max(tuning.FIRST, jobs), error)
+            limits = Limits(options.tune_candidates, TUNING_SECONDS, max(tuning.FIRST, jobs), error)
             outcome = tuning.tune(pool, {}, workshop, bench, limits, WallClock())
         told: dict[str, Any] = {
             "layer": layer.name,

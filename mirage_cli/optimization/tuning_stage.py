@@ -269,10 +269,10 @@ def _pool(w: Work, stage: Stage) -> dict[str, Candidate]:
 def in_front(work: Sequence[Work]) -> dict[int, Work]:
     """For the number of each fragment the one that most often writes what it reads, where a call of it can be timed: one of
     floating-point inputs, not too large, and not the fragment itself."""
-    made = {id(v): k for k, w in enumerate(work) for o in w.occurrences for v in o.region.outputs}
+    made = {v: k for k, w in enumerate(work) for o in w.occurrences for v in o.region.outputs}
     found = {}
     for k, w in enumerate(work):
-        counts = Counter(made[id(v)] for o in w.occurrences for v in o.region.inputs if id(v) in made)
+        counts = Counter(made[v] for o in w.occurrences for v in o.region.inputs if v in made)
         fronts = (work[n] for n, _ in counts.most_common() if n != k)
         front = next((f for f in fronts if f.plan is not None and f.plan.pool and _timed(f)), None)
         if front is not None:

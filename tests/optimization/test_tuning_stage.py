@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mirage_cli import frontends
 from mirage_cli.backends.toolchain import Tool, Toolchain
 from mirage_cli.errors import CheckFailed, ModelError, Refused
+from mirage_cli.lax.dtypes import I64
 from mirage_cli.lax.fragments.fragment import partition
 from mirage_cli.machine.devices import Device
 from mirage_cli.optimization import assembly, pipeline, tuning_stage
@@ -320,6 +321,48 @@ def test_the_own_choice_leads_the_pool(planned: tuple[Any, Work, PlanOptions]) -
     plain = plan_fragment(work.id, work.name, work.program, work.operators, replace(options, pool=0))
     assert plain.pool == ()
     assert plain.plans["cuda"].text == own.text
+
+
+# --- in a step --------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def decoder() -> tuple[Any, dict[str, list[Work]]]:
+    """The fragments of a decoder's step of two layers, by name; each has a pool, of which nobody looks at the candidate."""
+    imported = frontends.load(str(sample("llama_decode_fp16")), frontends.Options({}, {}))
+    found: dict[str, list[Work]] = {}
+    for w in works.group_fragments(partition(imported.graph, works.tensor_names(imported)).fragments, imported):
+        made = plan.FragmentPlan(w.id, w.name, w.program, pool=(cast(Candidate, w.id),))
+        w.plan = made
+        found.setdefault(w.name, []).append(w)
+    return imported, found
+
+
+def test_what_is_in_front_of_a_fragment(decoder: tuple[Any, dict[str, list[Work]]]) -> None:
+    _, named = decoder
+    work = [w for several in named.values() for w in several]
+    fronts = {work[k].id: f for k, f in tuning_stage.in_front(work).items()}
+    (mlp,), (attention,) = named["norm_gated_mlp"], named["attention"]
+    down, projection = named["linear"]
+    written = [{v for o in w.occurrences for v in o.region.outputs} for w in (down, projection)]
+    assert all(written[0] | written[1])
+    assert fronts[attention.id].name == "norm_linear"
+    assert fronts[mlp.id].name == "linear"
+    read = {v for o in mlp.occurrences for v in o.region.inputs}
+    assert {v for o in fronts[mlp.id].occurrences for v in o.region.outputs} & read
+    assert all(f.id != k for k, f in fronts.items())
+
+
+def test_what_cannot_be_timed_is_in_front_of_nobody(
+    decoder: tuple[Any, dict[str, list[Work]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, named = decoder
+    work = [w for several in named.values() for w in several]
+    monkeypatch.setattr(tuning_stage, "MAX_FRONT_BYTES", 16)
+    assert tuning_stage.in_front(work) == {}
+    monkeypatch.undo()
+    (attention,) = named["attention"]
+    integers = replace(attention, inputs=(replace(attention.inputs[0], dtype=I64), *attention.inputs[1:]))
+    others = [integers if w is attention else w for w in work]
+    assert integers not in tuning_stage.in_front(others).values()
 
 
 # --- times from elsewhere ---------------------------------------------------------------------------------------------
