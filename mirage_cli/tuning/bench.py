@@ -210,15 +210,14 @@ class Measured:
         return measurements
 
     def _neighbour(self, library: Path) -> Entry:
-        """What is in front of the fragment, with inputs of its own in enough sets to be cold."""
+        """What is in front of the fragment, with inputs of its own in enough sets to be cold. Whoever times has the GPU alone."""
         assert self.job.beside is not None
         if library not in self._neighbours:
             spec, symbols = self.job.beside.spec, self.job.beside.symbols
             shapes = [[ex.value(d, symbols) for d in t.dims] for t in spec.inputs]
             size = sum(math.prod(s) * t.dtype.bytes for s, t in zip(shapes, spec.inputs, strict=True))
             sets = sets_for(size, self.backend.cache)
-            with turn(self.job.device, alone=False):
-                self._neighbours[library] = entry(self.backend, library, spec, shapes, sets, self.job.check.seed)
+            self._neighbours[library] = entry(self.backend, library, spec, shapes, sets, self.job.check.seed)
         return self._neighbours[library]
 
 
