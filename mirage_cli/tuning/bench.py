@@ -210,7 +210,7 @@ class Measured:
         return measurements
 
     def _neighbour(self, library: Path) -> Entry:
-        """What is in front of the fragment, with inputs of its own in enough sets to be cold, made by who has the GPU alone."""
+        """What is in front of the fragment, with its own inputs in enough sets to be cold; made while nobody else is timed."""
         assert self.job.beside is not None
         if library not in self._neighbours:
             spec, symbols = self.job.beside.spec, self.job.beside.symbols
