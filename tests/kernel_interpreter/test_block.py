@@ -104,6 +104,8 @@ def test_a_broken_kernel_is_refuted(whole: Case, before: str, after: str, why: s
         ("cudaMemsetAsync(p.arrivals, 0, 1 * 1", "cudaMemsetAsync(p.arrivals, 0, 0 * 1", "is not written"),
         ("return 8704;", "return 8192;", "of the workspace"),
         ("i_c < 200 && b_at + i_b < 21 ? x1", "i_c < 200 ? x1", "of input 1"),
+        ("round < 16; ++round", "round < 15; ++round", "differs"),
+        ("round * THREADS + static_cast<int>(threadIdx.x)", "round * THREADS", "differs"),
         ("reduce<Sum, 3, 128", "reduce<Sum, 3, 127", "differs"),
         ("0x1.9p+7f", "0x1.8p+7f", "differs"),
         ("< 3 && b_at + i_b < 21", "< 3", "of output 0"),

@@ -1,4 +1,5 @@
-"""Loads into shared tiles: whole chunks asynchronously where rows are aligned runs, element by element otherwise."""
+"""Loads into shared tiles: whole chunks asynchronously where rows are aligned runs, element by element otherwise,
+of which each thread asks for several before it waits."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def _load(at: FragmentPositions, n: Load, phase: str, tile: ir.Expression) -> ir
         if inside is not None:
             nothing = k.number("0.0f") if dtype.kind == "float" else k.ZERO
             value = k.select(inside, value, k.converted(kind, nothing))
-        return at.loop(b.axes, k.assign(tile[at.index(b, b.phase)], value))
+        return at.rounds(b.axes, k.assign(tile[at.index(b, b.phase)], value))
     (*outer, (axis, size)) = b.axes
     left = k.joined("-", [at.extent(at.p.extent(axis)), *at.base(axis, phase)], 0)
     valid = ir.lift(size) if at.shapes.exact(axis, phase) or left is None else k.cast("int", left)

@@ -11,6 +11,9 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 
 
+TOGETHER = 16  #: rounds of a loop whose reads are waited for together
+
+
 def decode(sizes: Sizes, linear: Value) -> list[ir.Statement]:
     """Index variables of axes from a row-major number."""
     statements, inner = list[ir.Statement](), 1
@@ -52,6 +55,16 @@ class FragmentPositions(Positions):
     def loop(self, domain: Sizes, *body: ir.Statement) -> ir.For:
         """All threads share the positions of `domain`."""
         return k.loop("i", count(domain), *decode(domain, "i"), *body, start=THREAD, step="THREADS")
+
+    def rounds(self, domain: Sizes, *body: ir.Statement) -> ir.For:
+        """The same in rounds, a position of each thread in a round: what rounds read from memory they wait for together."""
+        size = count(domain)
+        own = k.let("int", "i", k.name("round") * k.name("THREADS") + k.cast("int", THREAD))
+        inside = k.name("i") < size if size % self.threads else None
+        inner = (*decode(domain, "i"), *body)
+        several = -(-size // self.threads)
+        unroll = k.UNROLL if several <= TOGETHER else f"{k.UNROLL} {TOGETHER}"
+        return k.loop("round", several, own, *(inner if inside is None else [k.when(inside, *inner)]), unroll=unroll)
 
     def each(self, f: Buffer, *body: ir.Statement) -> ir.Each:
         """Every thread visits its own elements of a fragment."""
