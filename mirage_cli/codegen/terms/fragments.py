@@ -10,7 +10,6 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.kernel_language.ir import Value
 
-
 TOGETHER = 16  #: rounds of a loop whose reads are waited for together
 
 
