@@ -283,6 +283,8 @@ def tune(
                 return tuned
             tuned.trials.append(Trial(c, key, result))
             keep(tuned.trials[-1:])
+    if libraries and own in known and known[own].us is not None:  # what was built now is held against it
+        libraries |= {own: built for built in builder.build([pool[own]]) if isinstance(built, Path)}
     _finals(tuned, libraries, bench)
     _check_best(tuned, libraries, builder, bench)
     tuned.trials.sort(key=lambda t: t.key != own)
@@ -336,7 +338,7 @@ def _finals(tuned: Tuned, libraries: Mapping[str, Path], bench: Bench) -> None:
         return
     for t, result in zip(best, bench.time([libraries[t.key] for t in best], THOROUGH, step=True), strict=True):
         if not result.problem.startswith(LOST):
-            t.result = result
+            t.result, t.known = result, False
 
 
 def _finalists(tuned: Tuned, libraries: Mapping[str, Path]) -> list[Trial]:
