@@ -284,7 +284,8 @@ def tune(
             tuned.trials.append(Trial(c, key, result))
             keep(tuned.trials[-1:])
     if libraries and own in known and known[own].us is not None:  # what was built now is held against it
-        libraries |= {own: built for built in builder.build([pool[own]]) if isinstance(built, Path)}
+        (again,) = builder.build([pool[own]])
+        libraries |= {own: again} if isinstance(again, Path) else {}
     _finals(tuned, libraries, bench)
     _check_best(tuned, libraries, builder, bench)
     tuned.trials.sort(key=lambda t: t.key != own)
