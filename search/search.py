@@ -31,9 +31,9 @@ from mirage_cli.search.progress import SearchStatistics, Standing, Tell
 from mirage_cli.search.reassociation import variants
 from mirage_cli.search.schedules.alternatives import Sizes
 from mirage_cli.search.schedules.architectures import ENGINES
-from mirage_cli.search.schedules.cost import SMALL, Ranked, floor_us
+from mirage_cli.search.schedules.cost import SMALL, floor_us
 from mirage_cli.search.schedules.ranking import Beside, Models, beside, ranked, total_us
-from mirage_cli.search.schedules.schedule import Schedule, launches
+from mirage_cli.search.schedules.schedule import Ranked, Schedule, launches
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.stages import least_us, staged_ways
 from mirage_cli.search.ways import MARGIN, Option, alike, best_combinations, fitting_options, in_turn

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from mirage_cli.search.mugraph.mugraph import KernelGraph
-from mirage_cli.search.schedules.cost import Ranked
 from mirage_cli.search.schedules.ranking import Beside, behind_us, together_us
-from mirage_cli.search.schedules.schedule import Schedule, block_shape, launches
+from mirage_cli.search.schedules.schedule import Ranked, Schedule, block_shape, launches
 from mirage_cli.search.schedules.target import Target
 
 MARGIN = 1.1  #: how much better than one kernel several have to be predicted: the model is not more exact than that

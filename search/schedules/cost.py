@@ -8,7 +8,7 @@ candidates matters, and the comparison with what the original operators would co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -17,7 +17,7 @@ import numpy as np
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import I8, DType
 from mirage_cli.lax.ir.parts import stored_elements
-from mirage_cli.lax.ir.program import Program, Source
+from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
 from mirage_cli.search.mugraph.visible import walked
@@ -29,45 +29,22 @@ from mirage_cli.search.schedules.products import (
     Bools,
     Floats,
     Sizes,
+    along_rows,
     as_stored,
     by_matrices,
     in_panels,
+    may_be_packed,
     splits,
 )
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Prediction, Schedule
 from mirage_cli.search.schedules.target import Target
 
 TYPICAL = 1024  #: what a symbol counts as where nothing is said of it
 SMALL = 16  #: what every symbol counts as when small sizes are considered
 LARGE_PAGES = 1 << 16  #: bytes from which packed weights lie in large pages, as in include/mirage/pack.hpp
+LINE = 64  #: bytes of a line of a CPU's caches
 UNPACK_FLOPS = 4  #: vector operations on a GPU for an element that shares its byte with others
 BARRIER_OPS = ("top", "sum", "running", "contract", *EXTREMES)
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Microseconds, the shared memory that a block needs, the floor (bytes once or matrix work, whichever is more), and
-    the bytes that all blocks together move."""
-
-    us: float
-    shared: int
-    floor_us: float
-    moved: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """A schedule with its prediction at typical sizes; `score` is what it is ranked by."""
-
-    schedule: Schedule
-    prediction: Prediction
-    score: float
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """The key of the ranking: among equals, fewer bytes moved, less memory held, smaller tiles."""
-        p, s = self.prediction, self.schedule
-        return (self.score, p.moved, p.shared, s.tiles, s.loop, s.warps, s.engine, s.numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +104,7 @@ class CostModel:
             o for o in graph.ops if o.name in self.contracted and o.op != "load" and o.name not in self.weights
         ]
         self.rows = {o.name: v for o in graph.ops if o.op == "contract" and (v := self.left(o)) is not None}
-        self.once = bytes_once(program, sizes)
-        self.limits = limits(program, graph)
+        self.once, self.limits = bytes_once(program, sizes), limits(program, graph)
 
     def left(self, o: BlockOp) -> str | None:
         """The operand of a product whose free axes become rows whatever their number (see `Shapes.sides`); None if that is
@@ -197,11 +173,20 @@ class _Estimate:
         """Elements of a tile."""
         key = (axes, phase == BODY)
         if key not in self.counts:
-            count = self.ones
-            for a in sorted(axes):
-                count = count * self.tile(a, phase)
-            self.counts[key] = count
+            self.counts[key] = math.prod((self.ones * self.tile(a, phase) for a in sorted(axes)), start=self.ones)
         return self.counts[key]
+
+    def partial(self, axes: Set[str]) -> Floats:
+        """The share of a tile that exists in the mean: the last one along an axis may be partial, and a CPU does no more."""
+        share = self.ones
+        for a in () if self.t.threaded else sorted(self.s.tiles.keys() & axes - {self.g.loop}):
+            tile = np.minimum(self.s.tiles[a], self.extents[a])
+            share = share * self.extents[a] / (np.ceil(self.extents[a] / tile) * tile)
+        return share
+
+    def mean(self, axes: frozenset[str], phase: str) -> Floats:
+        """Elements of a tile in the mean."""
+        return self.elements(axes, phase) * self.partial(axes)
 
     def own(self, o: BlockOp) -> Floats:
         """Elements of what an operator makes."""
@@ -281,7 +266,7 @@ class _Estimate:
         """One block on one core: vector work, conversions of loaded operands, fixed time of every statement."""
         t, c, seconds = self.t, self.t.fitted(Cpu), 0.0 * self.ones
         for o in self.g.ops:
-            repeat, n = self.repeat(o), self.own(o)
+            repeat, n = self.repeat(o), self.mean(self.axes[o.name], o.phase)
             if o.name in self.m.words or o.name in self.m.weights:
                 continue  # unpacked where it is multiplied
             if o.op == "load":
@@ -292,11 +277,14 @@ class _Estimate:
             seconds = seconds + repeat * c.statement_us * 1e-6
             if o.op == "contract":
                 over = frozenset(o.over)
-                x, y = (self.elements(self.axes[i] - over, o.phase) for i in o.inputs)
+                x, y = (self.mean(self.axes[i] - over, o.phase) for i in o.inputs)
                 depth = self.elements(over, o.phase)
                 if not self.m.weights.keys().isdisjoint(o.inputs):
                     wide, rows = (x, y) if o.inputs[0] in self.m.weights else (y, x)
-                    whole = wide % PANEL == 0  # others begin inside of a panel
+                    columns = o.inputs[o.inputs[0] not in self.m.weights]
+                    whole = (
+                        self.elements(self.axes[columns] - over, o.phase) % PANEL == 0
+                    )  # others begin inside of a panel
                     (own,) = (w for v, w in self.m.weights.items() if v in o.inputs)
                     rounds, moved = whole & own.in_bytes, c.level_flops if own.levels else c.round_flops
                     flops = wide * np.where(rounds, c.bytes_flops, np.where(whole, c.words_flops, c.unpack_flops))
@@ -314,7 +302,10 @@ class _Estimate:
             elif o.op == "thread" and o.thread is not None:
                 seconds = seconds + repeat * n * o.thread.flops() / t.special
             elif o.op in ("sum", "top", *EXTREMES):
-                seconds = seconds + repeat * (self.read(o) + c.row_flops * n) / t.special
+                seconds = (
+                    seconds
+                    + repeat * (self.read(o) * self.partial(self.axes[o.inputs[0]]) + c.row_flops * n) / t.special
+                )
         return seconds * 1e6
 
     def in_panels(self, o: BlockOp, sizes: Sizes) -> Floats:
@@ -349,23 +340,25 @@ class _Estimate:
         over, other = frozenset(o.over), o.inputs[weight == o.inputs[0]]
         rows, depth = self.elements(self.axes[other] - over, o.phase), self.elements(over, o.phase)
         kind = self.m.source[self.m.loads[weight]].dtype
-        matrices = splits(kind, rows, depth, math.prod(self.extents[a] for a in over)) & (self.t.split > 0)
-        return matrices & self.in_place(o)
+        whole = math.prod(self.extents[a] for a in over)
+        return splits(kind, rows, depth, whole) & (self.t.split > 0) & self.in_place(o)
 
     def parallel(self, task: Floats) -> Bools:
         """Mask of the schedules whose blocks, taking so long, are worth more than one thread."""
         return (self.blocks > 1) & (self.blocks * task > 2 * self.t.fork_us)
 
-    def segment(self, o: BlockOp) -> Floats:
-        """Bytes that lie side by side in what a load reads."""
+    def segment(self, o: BlockOp) -> tuple[Floats, Floats]:
+        """Bytes that lie side by side in what a load reads, and bytes from there to the next ones."""
         source = self.m.reads[o.source_value or ""]
         bytes_, whole = self.ones * self.m.p.sources[source.source].dtype.size, self.ones > 0
+        apart = bytes_
         for s in reversed(source.access):
             extent = number(s.extent, self.m.sizes)
             taken = self.ones * (1 if s.axis is None else np.minimum(self.tile(s.axis, o.phase), extent))
+            apart = np.where(whole, bytes_ * extent, apart)
             bytes_ = np.where(whole, bytes_ * taken, bytes_)
             whole = whole & (taken >= extent)
-        return bytes_
+        return bytes_, apart
 
     def readers(self, o: BlockOp) -> list[BlockOp]:
         """The products that multiply a packed weight as it is loaded."""
@@ -384,13 +377,14 @@ class _Estimate:
                 continue
             source = self.m.source[o.source_value or ""]
             size = source.dtype.size * self.packed_bytes(o)
-            total = self.own(o) * size * self.repeat(o) * self.blocks
+            total = self.mean(self.axes[o.name], o.phase) * size * self.repeat(o) * self.blocks
+            segment, apart = self.segment(o)
+            placed = np.all([self.in_place(r) for r in self.readers(o)], axis=0) & (o.name in self.m.panels)
+            lines = np.where(placed, 1.0, np.maximum(1.0, np.minimum(apart, LINE) / segment))  # whole ones come
+            total = total * lines
             first = np.minimum(total, math.prod(number(e, self.m.sizes) for e in source.dims) * size)
-            segment = self.segment(o)
             share = c.scattered + (1 - c.scattered) * segment / (segment + c.segment)
-            if o.name in self.m.panels:  # what products do not read in place is copied from where the model stores it
-                placed = np.all([self.in_place(r) for r in self.readers(o)], axis=0)
-                share = np.where(placed, np.where(first < LARGE_PAGES, 1.0, c.large_pages), share)
+            share = np.where(placed, np.where(first < LARGE_PAGES, 1.0, c.large_pages), share)  # others are copied
             time = time + first / (t.bandwidth * share) + (total - first) / (t.bandwidth * c.cache_factor)
         return (time + bytes_written(self.m.p, self.m.sizes) / t.bandwidth) * 1e6
 
@@ -398,7 +392,8 @@ class _Estimate:
         """Microseconds on a CPU."""
         t, c, task = self.t, self.t.fitted(Cpu), self.task_us()
         slowed = task * np.where(shared <= t.shared_bytes / 2, 1.0, c.crowded)
-        shares = t.fork_us + np.ceil(self.blocks / t.units) * slowed
+        largest = slowed / self.partial(self.s.tiles.keys())
+        shares = t.fork_us + np.maximum(largest, np.ceil(self.blocks / t.units) * slowed)
         time = np.where(self.parallel(task), shares, self.blocks * slowed)
         memory = self.memory_us()
         slowest: Floats = np.maximum(time, memory) + (1 - c.overlap) * np.minimum(time, memory)
@@ -418,7 +413,7 @@ class _Estimate:
         cache = traffic * blocks / (t.bandwidth * c.cache_factor) / used * 1e6
         compute = 0.0 * blocks
         for name, f in matrix.items():
-            compute = compute + f * blocks / (t.rate(_dtype(name)) * c.matrix_efficiency)
+            compute = compute + f * blocks / (t.rate(DType(name, 0, "float")) * c.matrix_efficiency)
         compute = (compute + work * blocks / t.special) / used * 1e6
         barriers = len([o for o in self.g.ops if o.phase == BODY and o.op in BARRIER_OPS])
         chain = waves * (t.latency_us + self.steps * (c.step_us / np.minimum(resident, 2) + c.barrier_us * barriers))
@@ -472,28 +467,12 @@ def products(
 def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
     """The least time that a program can take: its bytes once, or its matrix products at the full rate."""
     cores = target.units if not target.threaded else 1  # a CPU's rates are those of one core
-    compute = math.fsum(f / (target.rate(_dtype(name)) * cores) for name, f in products(program, sizes, target).items())
+    compute = math.fsum(
+        f / (target.rate(DType(name, 0, "float")) * cores) for name, f in products(program, sizes, target).items()
+    )
     return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
-
-
-def along_rows(program: Program, graph: BlockGraph, o: BlockOp, axes: frozenset[str]) -> tuple[bool, bool, bool]:
-    """What makes the operand of a product with these axes its columns, the weightiest first: its free axes are the innermost
-    ones that are stored, the loop's, summed later."""
-    free = axes - frozenset(o.over)
-    last = next((s.axis for s in reversed(program.outputs[0].access) if s.axis is not None), None)
-    later = frozenset(a for r in graph.ops if r.name != o.name for a in r.over)
-    return last in free, graph.loop in free, bool(free & later)
-
-
-def may_be_packed(source: Source) -> bool:
-    """True if sessions pack a weight for products on a CPU."""
-    return source.constant and source.dtype.per_byte == 1 and source.dtype.name in ("f32", "f16", "bf16")
 
 
 def number(e: ex.Extent, sizes: Mapping[str, int] = MappingProxyType({})) -> int:
     """An extent as a number for estimates; a symbol without a size counts as `TYPICAL`."""
     return e if isinstance(e, int) else ex.value(e, {n: sizes.get(n, TYPICAL) for n in ex.names(e)})
-
-
-def _dtype(name: str) -> DType | None:
-    return DType(name, 0, "float")

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph
-from mirage_cli.search.schedules.cost import Prediction, Ranked
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Prediction, Ranked, Schedule
 from mirage_cli.search.schedules.target import Target
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.lax.dtypes import F32, DType
+from mirage_cli.lax.ir.program import Program, Source
+from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp
 from mirage_cli.search.schedules.fitted import Cpu
 from mirage_cli.search.schedules.target import Target
 
@@ -69,3 +71,17 @@ def splits(dtype: DType, rows: Floats | int, depth: Floats | int, deep: int) -> 
     instructions."""
     whole = (np.asarray(depth) % SPLIT_STEP == 0) | (np.asarray(depth) == deep)
     return np.asarray(whole & (np.asarray(rows) >= SPLIT_ROWS) & (dtype == F32), bool)
+
+
+def along_rows(program: Program, graph: BlockGraph, o: BlockOp, axes: frozenset[str]) -> tuple[bool, bool, bool]:
+    """What makes the operand of a product with these axes its columns, the weightiest first: its free axes are the innermost
+    ones that are stored, the loop's, summed later."""
+    free = axes - frozenset(o.over)
+    last = next((s.axis for s in reversed(program.outputs[0].access) if s.axis is not None), None)
+    later = frozenset(a for r in graph.ops if r.name != o.name for a in r.over)
+    return last in free, graph.loop in free, bool(free & later)
+
+
+def may_be_packed(source: Source) -> bool:
+    """True if sessions pack a weight for products on a CPU."""
+    return source.constant and source.dtype.per_byte == 1 and source.dtype.name in ("f32", "f16", "bf16")

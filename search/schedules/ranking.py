@@ -14,11 +14,19 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BlockGraph, CustomKernel, KernelGraph
 from mirage_cli.search.schedules.architectures import BLOCK, ENGINES
-from mirage_cli.search.schedules.cost import SMALL, Prediction, Ranked, bytes_in_parts, number
+from mirage_cli.search.schedules.cost import SMALL, bytes_in_parts, number
 from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model, ModelMaker
 from mirage_cli.search.schedules.rows import RowsModel
-from mirage_cli.search.schedules.schedule import Schedule, block_count, block_shape, launches, staged
+from mirage_cli.search.schedules.schedule import (
+    Prediction,
+    Ranked,
+    Schedule,
+    block_count,
+    block_shape,
+    launches,
+    staged,
+)
 from mirage_cli.search.schedules.strip import resident, units_for
 from mirage_cli.search.schedules.strip_cost import StripModel
 from mirage_cli.search.schedules.target import Target

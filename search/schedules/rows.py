@@ -20,10 +20,10 @@ from mirage_cli.lax.ops import OPS
 from mirage_cli.search.mugraph.mugraph import BlockGraph
 from mirage_cli.search.mugraph.row_values import LEAVES, REDUCTIONS, Rows, rows_of, widths
 from mirage_cli.search.mugraph.subtracted_sums import wide_row_sums
-from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
+from mirage_cli.search.schedules.cost import bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Rows as RowConstants
 from mirage_cli.search.schedules.model import Model
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Prediction, Schedule
 from mirage_cli.search.schedules.target import Target
 
 ENGINE = "rows"

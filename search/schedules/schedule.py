@@ -145,3 +145,29 @@ def padded_depths(graph: BlockGraph, extent: Callable[[str], int], loop: int) ->
             sizes[last] += 1
         padded |= {a: n for a, n in sizes.items() if n != extent(a)}
     return padded
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Microseconds, the shared memory that a block needs, the floor (bytes once or matrix work, whichever is more), and
+    the bytes that all blocks together move."""
+
+    us: float
+    shared: int
+    floor_us: float
+    moved: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A schedule with its prediction at typical sizes; `score` is what it is ranked by."""
+
+    schedule: Schedule
+    prediction: Prediction
+    score: float
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """The key of the ranking: among equals, fewer bytes moved, less memory held, smaller tiles."""
+        p, s = self.prediction, self.schedule
+        return (self.score, p.moved, p.shared, s.tiles, s.loop, s.warps, s.engine, s.numbers)

@@ -22,11 +22,11 @@ from mirage_cli.search.mugraph.hidden import given_limits
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
 from mirage_cli.search.mugraph.visible import shown
 from mirage_cli.search.schedules import packed
-from mirage_cli.search.schedules.cost import Prediction, Ranked, bytes_once, floor_us, number
+from mirage_cli.search.schedules.cost import bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.products import Floats
-from mirage_cli.search.schedules.schedule import Schedule, block_count
+from mirage_cli.search.schedules.schedule import Prediction, Ranked, Schedule, block_count
 from mirage_cli.search.schedules.strip import (
     CHUNK,
     NOMINAL,

@@ -18,10 +18,10 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.parts import place_axes
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
-from mirage_cli.search.schedules.cost import Batch, CostModel, Prediction, Ranked, number
+from mirage_cli.search.schedules.cost import Batch, CostModel, number
 from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.products import Floats
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Prediction, Ranked, Schedule
 from mirage_cli.search.schedules.target import Target
 
 TILES = {True: (1, 4, 16, 32, 64, 128), False: (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)}

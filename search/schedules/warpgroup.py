@@ -21,10 +21,10 @@ from mirage_cli.lax.ir.program import Input, Program
 from mirage_cli.search.mugraph.hidden import given_limits, limits, shown_loads
 from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph, BlockOp, feeds
 from mirage_cli.search.mugraph.visible import expected, walked
-from mirage_cli.search.schedules.cost import Prediction, bytes_once, floor_us, number
+from mirage_cli.search.schedules.cost import bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Clusters, Warpgroup
 from mirage_cli.search.schedules.model import Model
-from mirage_cli.search.schedules.schedule import Schedule
+from mirage_cli.search.schedules.schedule import Prediction, Schedule
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.schedules.tiling import MOST_REGISTERS, batch_axes, consumer_registers, first_registers
 

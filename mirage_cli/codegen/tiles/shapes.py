@@ -8,7 +8,7 @@ from mirage_cli.codegen.tiles.tile import Buffer
 from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph, BlockOp
-from mirage_cli.search.schedules.cost import along_rows
+from mirage_cli.search.schedules.products import along_rows
 from mirage_cli.search.schedules.schedule import Schedule, padded_depths
 from mirage_cli.search.schedules.target import Target
 

@@ -8,8 +8,8 @@ from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir.program import Axis, Input, Node, Output, Program, Slot, Source
 from mirage_cli.search.mugraph.mugraph import BlockGraph
-from mirage_cli.search.schedules.cost import Ranked
 from mirage_cli.search.schedules.ranking import ranked
+from mirage_cli.search.schedules.schedule import Ranked
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
 
