@@ -66,7 +66,8 @@ class Imported:
     made from (in the process that runs it: the module itself), `files` hold the external data. `model` is the reader's copy,
     with functions inlined and constants folded; what is patched is the `original`. `stated` is the graph as the
     nodes state it, before `one_spelling`, with its own values by name: what proofs begin at. `least` and `most` are
-    sizes that symbols are not below, and not above, in any run of the model.
+    sizes that symbols are not below, and not above, in any run of the model; `same` are symbols of the original that are equal
+    to others in every run, which stand for them here.
     """
 
     path: str
@@ -86,6 +87,7 @@ class Imported:
     stated_values: Mapping[str, int] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
+    same: Mapping[str, str] = field(default_factory=dict)
     files: tuple[DataFile, ...] = ()
     original: Original | None = None
 
@@ -99,6 +101,10 @@ class Imported:
             low, high = limits.get(name, (1, None))
             limits[name] = (low, most if high is None else min(high, most))
         return limits
+
+    def of_original(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Sizes of symbols with those of the original that are equal to them."""
+        return {**sizes, **{name: sizes[other] for name, other in self.same.items() if other in sizes}}
 
     def forget(self) -> None:
         """Give back the memory that weights in files take; they are read again when they are needed."""

@@ -126,8 +126,8 @@ def names(size: Size) -> list[str]:
     return sorted(symbols)
 
 
-def substitute(size: Size, numbers: Mapping[str, int]) -> Size:
-    """The size with numbers for some of its symbols."""
+def substitute(size: Size, numbers: Mapping[str, Size]) -> Size:
+    """The size with numbers, or other sizes, for some of its symbols."""
     total: Size = 0
     for monomial, factor in _terms(size).items():
         term: Size = factor
@@ -137,11 +137,20 @@ def substitute(size: Size, numbers: Mapping[str, int]) -> Size:
     return total
 
 
-def _substituted(name: str, numbers: Mapping[str, int]) -> Size:
+def _substituted(name: str, numbers: Mapping[str, Size]) -> Size:
     if name in numbers:
         return numbers[name]
     limited = _limited(name)
     return named(name) if limited is None else at_most(substitute(limited[0], numbers), limited[1])
+
+
+def equal_symbols(a: Size, b: Size) -> tuple[str, str] | None:
+    """The two symbols that are equal if and only if `a` and `b` are, as `s+1` and `t+1`; None for sizes of another form."""
+    terms = _terms(a - b)
+    if len(terms) != 2 or sum(terms.values()) != 0 or any(len(names) != 1 for names in terms):
+        return None
+    (one,), (other,) = terms
+    return one, other
 
 
 def equality_bound(a: Size, b: Size) -> tuple[str, int] | None:

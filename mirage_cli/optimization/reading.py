@@ -54,17 +54,20 @@ def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims
     symbols = {n: k for n, k in fixed.items() if n not in unnamed and polynomials.names(polynomials.parse(n)) == [n]}
     sizes = {n: ranges.range_of(n, asked).typical for n in names} | symbols
     if not sizes or _large(imported):
-        return asked, sizes
-    found = running_sizes.running(original.data, str(Path(original.files.path).parent), sizes, options.max_memory)
+        return asked, imported.of_original(sizes)
+    folder = str(Path(original.files.path).parent)
+    found = running_sizes.running(original.data, folder, sizes, options.max_memory, imported.same)
     if len(found.names) > 1 and not fixed.keys().isdisjoint(found.names):
-        return asked, sizes  # of several which one is to blame nobody knows
+        return asked, imported.of_original(sizes)  # of several which one is to blame nobody knows
     for name in fixed.keys() & found.names:
         option = f"--dim {name}={asked[name]}" if name in asked else "--shape"
         raise UsageError(
             f"{option}: the model does not run at {name} {sizes[name]}: {found.problem.splitlines()[0]}",
             f"the largest that runs is {name}={found.sizes[name]}",
         )
-    return asked | {n: dims.Range(1, found.sizes[n], found.sizes[n]) for n in found.names}, found.sizes
+    return asked | {n: dims.Range(1, found.sizes[n], found.sizes[n]) for n in found.names}, imported.of_original(
+        found.sizes
+    )
 
 
 def inner_sizes(imported: Imported, work: Sequence[Work], sizes: Mapping[str, int], options: Options) -> dict[str, int]:
@@ -82,7 +85,7 @@ def inner_sizes(imported: Imported, work: Sequence[Work], sizes: Mapping[str, in
     original, found = imported.original, dict[str, int]()
     if places and original is not None and not _large(imported):
         folder = str(Path(original.files.path).parent)
-        found = inner_tensors.sizes(original.data, folder, sizes, places, options.max_memory)
+        found = inner_tensors.sizes(original.data, folder, imported.of_original(sizes), places, options.max_memory)
     return {s: found.get(s) or ranges.OTHER.typical for s in sorted(symbols)}
 
 

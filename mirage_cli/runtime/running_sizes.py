@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 import onnx_ir as ir
@@ -34,17 +35,24 @@ class Running:
     problem: str = ""
 
 
-def running(model: bytes, data: str, asked: Mapping[str, int], max_memory: int = 0) -> Running:
+def running(
+    model: bytes,
+    data: str,
+    asked: Mapping[str, int],
+    max_memory: int = 0,
+    same: Mapping[str, str] = MappingProxyType({}),
+) -> Running:
     """The sizes of symbols, those `asked` or smaller ones, at which a model (with external data in the folder `data`)
-    runs. Those asked, where that cannot be told: the model does not run at all, takes too long, or has huge inputs."""
-    jobs = [(model, data, dict(asked))]
+    runs. Those asked, where that cannot be told: the model does not run at all, takes too long, or has huge inputs. `same` are
+    symbols that are equal to others."""
+    jobs = [(model, data, dict(asked), dict(same))]
     for _, outcome in isolation.each(_tried, jobs, 1, max_memory, apart=True, seconds=SECONDS):
         if isinstance(outcome, Running):
             return outcome
     return Running(dict(asked))
 
 
-def _tried(model: bytes, data: str, asked: dict[str, int]) -> Running:
+def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str]) -> Running:
     """The same, in this process. Raises MirageError."""
     isolation.doing("onnxruntime ran the model")
     proto = onnx.ModelProto.FromString(model)
@@ -55,7 +63,8 @@ def _tried(model: bytes, data: str, asked: dict[str, int]) -> Running:
     def problem(sizes: Mapping[str, int]) -> str:
         try:
             with contextlib.suppress(OutOfTime):
-                sessions.run(session, example.example_inputs(proto, sizes, 0), RUN_SECONDS)
+                every = {**sizes, **{n: sizes[other] for n, other in same.items() if other in sizes}}
+                sessions.run(session, example.example_inputs(proto, every, 0), RUN_SECONDS)
         except MirageError as error:
             return str(error)
         return ""

@@ -101,6 +101,7 @@ def chosen(
     """What `made` makes of sizes that are `told`, and those `asked` for; where nobody gave inputs and the original refuses
     those that were drawn, of other sizes than were asked for at which it runs."""
     sizes = {**within(models.original, told), **asked}
+    sizes = sizes if models.original is None else models.original.of_original(sizes)
     first = made(models, sizes, seed, given, result)
     if given is not None or not isinstance(first, Refusal):
         return first
@@ -120,7 +121,9 @@ def within(original: Imported | None, told: Mapping[str, int]) -> dict[str, int]
     for name, (low, high) in original.limits({}).items():
         size = max(sizes.get(name, example.usual(name)), low)
         sizes[name] = size if high is None else min(size, high)
-    return sizes
+    for name in original.same.values():
+        sizes.setdefault(name, example.usual(name))
+    return original.of_original(sizes)
 
 
 def other_sizes(models: Models, sizes: Mapping[str, int], fixed: Mapping[str, int], seed: int) -> dict[str, int] | None:
@@ -130,12 +133,12 @@ def other_sizes(models: Models, sizes: Mapping[str, int], fixed: Mapping[str, in
     model, names = models.original.model, external(models.imported, {}).names
     known = with_caches(model, sizes)
     base = {n: known.get(n, example.usual(n)) for n in sorted(names)}
-    free = {n: size for n, size in base.items() if n not in fixed}
+    free = {n: size for n, size in base.items() if n not in fixed and n not in models.original.same}
     until = perf_counter() + running_sizes.SECONDS
     for other in running_sizes.others(free):
         if perf_counter() > until:
             return None
-        tried = {**base, **other}
+        tried = models.original.of_original({**base, **other})
         if running_sizes.elements(model, tried) > running_sizes.MOST:
             continue
         try:

@@ -56,6 +56,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
     reading = read_graph(model)
     notes += [f"{s} is taken to be {n} or more: the model fails below that" for s, n in sorted(reading.least.items())]
     notes += [f"{s} is taken to be {n} or less: the model fails above that" for s, n in sorted(reading.most.items())]
+    notes += [f"{s} is taken to be {t}: the model fails where they differ" for s, t in sorted(reading.same.items())]
     graph, new = one_spelling(reading.graph)
     graph.bounds = [new[v] for v in reading.graph.bounds]
     return Imported(
@@ -75,6 +76,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
         stated_values=reading.values,
         least=reading.least,
         most=reading.most,
+        same=reading.same,
         files=tuple(files.files.values()),
         original=original,
     )

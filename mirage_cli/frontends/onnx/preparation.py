@@ -251,6 +251,14 @@ def fix_dimensions(model: ir.Model, options: Options) -> None:
             value.shape = ir.Shape([_fixed(d, numbers) for d in _dims(value)])
 
 
+def rename_symbols(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Give symbols other names in all shapes of the model."""
+    new = {old: sizes.named(name) for old, name in names.items()}
+    for value in _values(model):
+        if value.shape is not None:
+            value.shape = ir.Shape([_fixed(d, new) for d in _dims(value)])
+
+
 def cache_sizes(model: ir.Model) -> dict[str, int]:
     """The symbols that stand for the size of a head in caches of GroupQueryAttention, which its queries and keys tell."""
     found: dict[str, int] = {}
@@ -287,7 +295,7 @@ def _fix_shape(name: str, value: ir.Value, shape: Sequence[int], numbers: dict[s
     value.shape = ir.Shape(list(shape))
 
 
-def _fixed(dim: int | str | None, numbers: Mapping[str, int]) -> int | str | None:
+def _fixed(dim: int | str | None, numbers: Mapping[str, sizes.Size]) -> int | str | None:
     if not isinstance(dim, str):
         return dim
     size = sizes.parse(dim)

@@ -24,7 +24,7 @@ from mirage_cli.frontends.onnx.ops.quantized import scaled_integers
 from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results, Unread
 from mirage_cli.frontends.onnx.ops.shape_values import Known
 from mirage_cli.frontends.onnx.parts import splicing
-from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET
+from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET, rename_symbols
 from mirage_cli.frontends.sizes import Size
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BOOL, I64, DType
@@ -41,8 +41,8 @@ _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A graph, the values of the model's tensors in it, integer tensors of extents, why nodes are not read, and the sizes
-    that symbols are not below, or not above, in any run of the model."""
+    """A graph, the values of the model's tensors in it, integer tensors of extents, why nodes are not read, the sizes that
+    symbols are not below, or not above, in any run of the model, and symbols that others are equal to in all of them."""
 
     graph: Graph
     values: dict[str, int]
@@ -50,20 +50,28 @@ class Reading:
     reasons: dict[str, str]
     least: dict[str, int]
     most: dict[str, int]
+    same: dict[str, str]
 
 
 def read_graph(model: ir.Model) -> Reading:
     """The graph of a model whose functions are inlined and whose nodes have names of their own.
 
-    Where nodes tell what sizes every run has, as a contraction that a window is full, the model is read again with that."""
+    Where nodes tell what sizes every run has, as a contraction that a window is full, or that two symbols are equal (one
+    takes the other's name then, in the model too), the model is read again with that."""
     declared = [(o, o.shape) for node in model.graph for o in node.outputs]
-    walk = _walked(model, {}, {})
-    while walk.learnt or walk.ends:
+    walk, same = _walked(model, {}, {}), dict[str, str]()
+    while walk.learnt or walk.ends or walk.same:
         for output, shape in declared:
             output.shape = shape
-        walk = _walked(model, walk.least | walk.learnt, walk.most | walk.ends)
+        if walk.same:
+            rename_symbols(model, walk.same)
+            declared = [(output, output.shape) for output, _ in declared]
+            same = {n: walk.same.get(to, to) for n, to in same.items()} | walk.same
+            walk = _walked(model, {}, {})
+        else:
+            walk = _walked(model, walk.least | walk.learnt, walk.most | walk.ends)
     shapes = {name: extents for name, known in walk.shapes.items() if (extents := _extents(known)) is not None}
-    return Reading(walk.graph, _rows_named(walk.graph, walk.values), shapes, walk.reasons, walk.least, walk.most)
+    return Reading(walk.graph, _rows_named(walk.graph, walk.values), shapes, walk.reasons, walk.least, walk.most, same)
 
 
 def _rows_named(graph: Graph, values: dict[str, int]) -> dict[str, int]:
@@ -78,6 +86,7 @@ def _walked(model: ir.Model, least: dict[str, int], most: dict[str, int]) -> _Wa
     walk = _Walk(model, least, most)
     for value in model.graph.inputs:
         walk.input(value)
+    walk.given = list(dict.fromkeys(n for t in walk.graph.tensors for d in t.dims for n in names_of(d)))
     for node in model.graph:
         walk.node(node)
     walk.graph.outputs = [walk.anything(value) for value in model.graph.outputs]
@@ -116,6 +125,8 @@ class _Walk:
     heard: int = 0
     learnt: dict[str, int] = field(default_factory=dict)  #: larger least sizes, which contractions and indices tell
     ends: dict[str, int] = field(default_factory=dict)  #: smaller greatest ones, which sums tell
+    same: dict[str, str] = field(default_factory=dict)  #: symbols of inputs that are equal to earlier ones
+    given: list[str] = field(default_factory=list)  #: the symbols of inputs, in order
 
     def __post_init__(self) -> None:
         self.captures = analyze_implicit_usage(self.model.graph)
@@ -270,8 +281,13 @@ class _Walk:
                     self.graph.bounds.append(v)
 
     def learn(self, unequal: UnequalExtents) -> None:
-        """Two extents are equal in every run that does not fail: a window is full, or a table reaches to the end."""
+        """Two extents are equal in every run that does not fail: a window is full, a table reaches to the end, or two symbols
+        are one."""
         a, b = map(sizes.from_extent, unequal.pair)
+        equal = None if unequal.broadcast else sizes.equal_symbols(a, b)
+        if equal is not None and set(equal) <= set(self.given):
+            first, later = sorted(equal, key=self.given.index)
+            self.same.setdefault(later, first)
         self.at_least(None if unequal.broadcast else sizes.equality_bound(a, b))
         end = sizes.end_bound(a, b)
         if end is not None and end[1] < self.most.get(end[0], sizes.LARGEST):
@@ -413,7 +429,7 @@ class _Walk:
         if isinstance(dim, int):
             return False
         for tensor in self.graph.tensors[self.heard :]:
-            self.symbols.update(n for d in tensor.dims for n in sizes.names(sizes.from_extent(d)))
+            self.symbols.update(n for d in tensor.dims for n in names_of(d))
         self.heard = len(self.graph.tensors)
         return dim.value is None or not self.symbols.issuperset(sizes.names(sizes.parse(dim.value)))
 
@@ -463,6 +479,11 @@ class _Walk:
             return {name: kind for name, kind in inferred.items() if not tolerated.holds_maps(kind)}
         except Exception:  # a node that cannot be inferred stays without dimensions, which is recorded as its reason
             return {}
+
+
+def names_of(extent: Extent) -> list[str]:
+    """The symbols in an extent, those of sums too."""
+    return sizes.names(sizes.from_extent(extent))
 
 
 def _shape(dims: Dims) -> ir.Shape:

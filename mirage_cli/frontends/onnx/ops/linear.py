@@ -7,7 +7,7 @@ from mirage_cli.frontends.onnx.ops.elementwise import whole_arithmetic
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT, Call, reads
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.ir import compose
-from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.graph import Graph, UnequalExtents
 from mirage_cli.lax.ops import OPS
 
 
@@ -76,7 +76,10 @@ def _einsum(call: Call) -> int:
         kept = [n for n in dict.fromkeys([*labels, *terms[i]]) if n in later]
         if i + 1 == len(values):
             kept = out
-        x, labels = graph.contract(x, values[i], labels, terms[i], kept), kept
+        try:
+            x, labels = graph.contract(x, values[i], labels, terms[i], kept), kept
+        except UnequalExtents as unequal:  # either may be 1
+            raise UnequalExtents(str(unequal), unequal.pair, broadcast=True) from None
     if labels != out:
         gone = [i for i, n in enumerate(labels) if n not in out]
         x = graph.reduce("sum", x, gone)
