@@ -27,7 +27,7 @@ from mirage_cli.tuning.build import Settings, Workshop
 from mirage_cli.tuning.cache import Measurement, Number, Settled, Text, consistent
 from mirage_cli.tuning.candidates import FIRST, Limits, Trial, Tuned, tune
 
-AT_A_TIME = 3  #: jobs here: while one has the GPU, others are rendered, compiled and held against float64
+AT_A_TIME = 4  #: jobs here: while one has the GPU, others are rendered, compiled and held against float64
 PATIENCE = 1800.0  #: seconds after which a worker's GPU is given up: a job has limits of its own for all that it does
 
 
