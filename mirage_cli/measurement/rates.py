@@ -42,10 +42,11 @@ WIDTH, LAYERS = 768, 24  #: of a chain of products with 54 MiB of weights; strid
 WEIGHTS = 4.0 * LAYERS * WIDTH * WIDTH  #: bytes of them
 FEW_ROWS, ROWS = 16, 128  #: of these, and of packed products in rates.cpp
 DEEP = 4  #: times as many summed positions of long sums, as in feed-forward layers
-ROUNDS, RARE = 9, 3  #: of ours and onnxruntime's products in turns, and every how many there is the rest too
+ROUNDS = 6  #: of what is done in turns
 SMALL = 2  #: readings of small pages, of which the fastest counts
-PAIRED = ("c", "few", "f", "m", "many")  #: what is done in each round: letters by rates.cpp, words by onnxruntime
-REST = ("o", "a", "x", "R", "one", "s", "long", "least", "alone", "split")
+PAIRED = ("c", "few", "f", "m", "many")  #: products that tell how fast a round is: letters of rates.cpp, and words
+REST = ("o", "a", "x", "R", "one", "s", "long", "least", "alone", "split")  #: what else there is in each
+PEAKS = ("o", "a", "x")  #: what nothing makes faster than a machine is: the fastest reading counts
 STEPS = 30  #: of a bisection
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
 LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
@@ -189,13 +190,11 @@ def measure(compiler: Tool) -> Rates:
         size = min(LARGEST, 4 * devices.cache_bytes("cpu"))
         with conversation((str(folder / "rates"), str(cores()), str(size)), folder, SECONDS) as own:
             small = max(float(own.ask("r")) for _ in range(SMALL))
-            rounds = [_round(own, chains, (*PAIRED, *(() if n % RARE else REST))) for n in range(ROUNDS)]
+            rounds = [_round(own, chains, (*PAIRED, *REST)) for _ in range(ROUNDS)]
     rate = _typical(rounds)
     usual, flops = rate["many"], WEIGHTS / 2  # of a row
-    short = {
-        k: 1e6 / max(own[k] for own in rounds[::RARE]) for k in AGAIN
-    }  # what disturbs them only adds to their times
-    operator, alone, split = short["least"] / OPERATORS, short["alone"] / SOME, short["split"] / SOME
+    operator = 1e6 / max(own["least"] for own in rounds) / OPERATORS  # what disturbs it only adds to its time
+    fork = 1e6 / SOME * statistics.median(1 / own["split"] - 1 / own["alone"] / cores() for own in rounds)
     read = WEIGHTS * rate["one"]
     bandwidth = max(small, read)
     found = {
@@ -211,7 +210,7 @@ def measure(compiler: Tool) -> Rates:
         / max(1 / rate["long"] - 0.5 / usual, 0.125 / usual),  # half of its sums are long
         "library_bandwidth": read,
         "operator_us": max(operator, 0.05),
-        "fork_us": max(split - alone / cores(), 0.2),
+        "fork_us": max(fork, 0.2),
         "panels": rate["m"],
         "panels_few": rate["f"],
         "panels_cold": rate["c"],
@@ -227,12 +226,12 @@ def _round(own: Conversation, chains: _Chains, kinds: Sequence[str]) -> dict[str
 
 
 def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The rates of the fastest round, where each has its median relation to the products of its round."""
+    """The rates of the fastest round, where each has its median relation to the products of its round; peaks are the highest
+    that were read."""
     means = [statistics.geometric_mean(own[k] for k in PAIRED) for own in rounds]
-    typical = {
-        k: statistics.median(own[k] / n for own, n in zip(rounds, means, strict=True) if k in own) for k in rounds[0]
-    }
-    return {k: x * max(means) for k, x in typical.items()}
+    typical = {k: statistics.median(own[k] / n for own, n in zip(rounds, means, strict=True)) for k in rounds[0]}
+    highest = {k: max(own[k] for own in rounds) for k in rounds[0] if k in PEAKS}
+    return {k: x * max(means) for k, x in typical.items()} | highest
 
 
 # ---- constants -------------------------------------------------------------------------------------------------------

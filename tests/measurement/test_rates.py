@@ -82,6 +82,13 @@ def test_what_disturbs_a_round_changes_no_ratio() -> None:
     assert found == pytest.approx(usual)
 
 
+def test_a_peak_is_the_highest_that_was_read() -> None:
+    """Cores that others take for most of the time make none slower, and their products no faster."""
+    usual = dict.fromkeys((*rates.PAIRED, "s"), 8.0) | {"a": 2.0}
+    taken = usual | {"a": 1.0}
+    assert rates._typical([taken, taken, usual, taken]) == pytest.approx(usual)
+
+
 def test_they_are_measured_once(measured: list[Tool]) -> None:
     assert rates.kept() is None
     assert rates.found(TOOL) == rates.found(TOOL) == (replace(SOME, cores=1), "")
