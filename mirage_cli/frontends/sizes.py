@@ -224,6 +224,17 @@ def exact_quotient(a: Size, b: Size) -> Size | None:
     return _sum(quotient)
 
 
+def floor_quotient(a: Size, b: Size) -> Size:
+    """The whole part of a / b: a symbol of its own where it is no polynomial, `[[a]//b]`. Raises ValueError for a number that
+    is not above 0."""
+    if isinstance(b, int) and b <= 0:
+        raise ValueError(f"a size over {b}")
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    exact = exact_quotient(a, b)
+    return named(f"[[{a}]//[{b}]]".replace("*", _TIMES)) if exact is None else exact
+
+
 def content(size: Poly) -> Size:
     """The largest monomial that divides every term."""
     factor = math.gcd(*(f for _, f in size.terms))
@@ -261,7 +272,7 @@ def from_extent(extent: Extent) -> Size:
 
 # --- text -------------------------------------------------------------------------------------------------------------
 _LIMITED = re.compile(r"min\[([^\[\]]*),(\d+)\]")
-_TOKEN = re.compile(rf"\s*({_LIMITED.pattern}|[A-Za-z_][\w.]*|\d+|[-+*{_TIMES}()])")
+_TOKEN = re.compile(rf"\s*({_LIMITED.pattern}|[A-Za-z_][\w.]*|\d+|//|[-+*{_TIMES}()\[])")
 
 
 def parse(text: str) -> Size:
@@ -298,8 +309,17 @@ def _tokens(text: str) -> Iterator[str]:
         match = _TOKEN.match(text, position)
         if match is None:
             raise ValueError(text)
-        yield match[1]
-        position = match.end()
+        position = match.end() if match[1] != "[" else _closed(text, match.end())
+        yield text[match.start(1) : position]
+
+
+def _closed(text: str, position: int) -> int:
+    """The end of what a bracket before `position` begins. Raises ValueError."""
+    depth = 1
+    while depth:
+        depth += {"[": 1, "]": -1}.get(text[position], 0)
+        position += 1
+    return position
 
 
 def _parse_sum(tokens: list[str]) -> Size:
@@ -312,9 +332,10 @@ def _parse_sum(tokens: list[str]) -> Size:
 
 def _parse_product(tokens: list[str]) -> Size:
     size = _parse_atom(tokens)
-    while tokens and tokens[0] in ("*", _TIMES):
-        tokens.pop(0)
-        size = size * _parse_atom(tokens)
+    while tokens and tokens[0] in ("*", _TIMES, "//"):
+        divides = tokens.pop(0) == "//"
+        factor = _parse_atom(tokens)
+        size = floor_quotient(size, factor) if divides else size * factor
     return size
 
 
@@ -332,9 +353,9 @@ def _parse_atom(tokens: list[str]) -> Size:
     limited = _LIMITED.fullmatch(token)
     if limited is not None:
         inner = _polynomial(limited[1])
-        if inner is None:
+        if inner is None or "[" in str(inner):  # a quotient's name within could not be read again
             raise ValueError(token)
         return at_most(inner, int(limited[2]))
-    if token[0].isalpha() or token[0] == "_":
+    if token[0].isalpha() or token[0] in "_[":
         return named(token)
     raise ValueError(token)

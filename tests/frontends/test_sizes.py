@@ -113,7 +113,7 @@ def test_polynomials_that_are_long_to_write_are_symbols() -> None:
     differ wherever one of them went through a text."""
     text = "*".join(f"(a{k}+b{k})" for k in range(8))
     size = parse(text)
-    assert size == named("·".join(f"[a{k}+b{k}]" for k in range(8)))
+    assert size == named("[" + "·".join(f"[a{k}+b{k}]" for k in range(8)) + "]")
     assert parse(str(size)) == size == sizes.from_extent(sizes.to_extent(size))
 
 
@@ -136,3 +136,27 @@ def test_sizes_that_are_never_negative() -> None:
     a, b = sizes.named("a"), sizes.named("b")
     assert all(sizes.never_negative(size) for size in (0, 3, a, a + 2 * b + 1, a + b - b))
     assert not any(sizes.never_negative(size) for size in (-1, a - 1, a - b, -1 * a))
+
+
+def test_whole_parts_of_quotients_are_symbols_in_sums() -> None:
+    """Two ways to write the number of windows of a convolution, and what is added to one of them."""
+    text = "((samples//5) - 9)//4"
+    windows = parse(text)
+    assert parse(f"{text} + 2") - 1 == windows + 1 == parse(f"1 + ({text})")
+    assert sizes.names(windows) == ["[[[[samples]//[5]]-9]//[4]]"]
+    for size in (windows, windows + 1, 3 * windows, parse("min[a//2,7]+1"), parse("a*(b//4)+c//d")):
+        assert parse(str(size)) == size == sizes.from_extent(sizes.to_extent(size))
+
+
+@pytest.mark.parametrize("text", ["s//0", "s//-2", "([s", "s]", "[s", "a/b", "a%3"])
+def test_texts_that_are_no_sizes_are_symbols_as_a_whole(text: str) -> None:
+    size = parse(text)
+    assert len(sizes.names(size)) == 1 and parse(str(size)) == size
+    assert isinstance(size, Poly) and [*dict(size.terms).values()] == [1]
+
+
+@known
+@given(st.integers(0, 99), st.integers(1, 9), st.integers(1, 9))
+def test_quotients_of_numbers_are_pythons(a: int, b: int, c: int) -> None:
+    assert parse(f"{a}//{b}*{c}//2-1") == a // b * c // 2 - 1
+    assert sizes.floor_quotient(a * named("s"), 1) == a * named("s")
