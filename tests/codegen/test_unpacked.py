@@ -15,6 +15,7 @@ from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.finish.kernels import unpacked
 from mirage_cli.search.mugraph.mugraph import KernelGraph
+from mirage_cli.search.progress import SearchStatistics
 from mirage_cli.search.schedules.schedule import Schedule
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
@@ -61,7 +62,8 @@ def made(kind: str, rows: int = ROWS) -> Program:
 def case(kind: str) -> Case:
     """Weights unpacked by `rows`, several at a time, and multiplied by `warpgroup`."""
     p, searcher = made(kind), Searcher(SearchOptions(engines=("rows", "warpgroup"), schedules=64))
-    found = [c for c in searcher._unpacked(p, HOPPER, 0.0, searcher.blocks(p)[1]) if multiplies(c.graph, c.schedules)]
+    behind = searcher._behind(p, unpacked(p), HOPPER, 0.0, SearchStatistics())
+    found = [c for c in behind if multiplies(c.graph, c.schedules)]
     return Case(kind.replace(" ", ""), p, found[0].graph, found[0].schedules, HOPPER)
 
 

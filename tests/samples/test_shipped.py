@@ -45,7 +45,7 @@ class Gpu:
 
     check = answers
 
-    def time(self, libraries: Sequence[Path], samples: int) -> list[Measurement]:
+    def time(self, libraries: Sequence[Path], samples: int, step: bool = False) -> list[Measurement]:
         return [Measurement(us := 30.0 - int(p.name), us, us, samples) for p in libraries]
 
 
