@@ -104,7 +104,7 @@ class Imported:
 
     def of_original(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of symbols with those of the original that are equal to them."""
-        return {**sizes, **{name: sizes[other] for name, other in self.same.items() if other in sizes}}
+        return with_equal(sizes, self.same)
 
     def forget(self) -> None:
         """Give back the memory that weights in files take; they are read again when they are needed."""
@@ -119,3 +119,8 @@ class Imported:
             raise UsageError(f"the model has no constant called {name!r}")
         array: NDArray[Any] = value.const_value.numpy()
         return array if array.flags.c_contiguous else array.copy()  # a folded Transpose is a view of its operand
+
+
+def with_equal(numbers: Mapping[str, int], same: Mapping[str, str]) -> dict[str, int]:
+    """Numbers of symbols with those of symbols that are the `same` as others."""
+    return {**numbers, **{name: numbers[other] for name, other in same.items() if other in numbers}}

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from mirage_cli.errors import MirageError, OutOfTime
+from mirage_cli.frontends.imported import with_equal
 from mirage_cli.processes import isolation
 from mirage_cli.runtime import example, sessions
 
@@ -63,8 +64,7 @@ def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str])
     def problem(sizes: Mapping[str, int]) -> str:
         try:
             with contextlib.suppress(OutOfTime):
-                every = {**sizes, **{n: sizes[other] for n, other in same.items() if other in sizes}}
-                sessions.run(session, example.example_inputs(proto, every, 0), RUN_SECONDS)
+                sessions.run(session, example.example_inputs(proto, with_equal(sizes, same), 0), RUN_SECONDS)
         except MirageError as error:
             return str(error)
         return ""
@@ -79,9 +79,8 @@ def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str])
             runs, fails = (runs, middle) if problem(asked | {name: middle}) else (middle, fails)
         if runs:
             return Running(asked | {name: runs}, (name,), why)
-    for sizes in (
-        smaller(asked) if why else ()
-    ):  # lengths that belong together, such as of a cache and of a mask over it
+    # lengths that belong together, such as of a cache and of a mask over it
+    for sizes in smaller(asked) if why else ():
         if not problem(sizes):
             return Running(sizes, tuple(n for n in asked if sizes[n] < asked[n]), why)
     return Running(asked)

@@ -357,9 +357,8 @@ def check_tensors(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) 
     for number, kernel in enumerate(graph.kernels):
         for a in kernel.program.axes:
             if isinstance(a.extent, int) or _divides(a.extent, tensors):
-                extents.setdefault(
-                    a.name, a.extent
-                )  # an axis of the kernels alone: a part of the program's, or several
+                # an axis of the kernels alone: a part of the program's, or several
+                extents.setdefault(a.name, a.extent)
             if extents.get(a.name) != a.extent:
                 raise InvalidGraph(f"kernel {number}: axis {a.name} = {a.extent}, elsewhere {extents.get(a.name)}")
         _check_kernel(number, kernel, tensors)

@@ -282,9 +282,8 @@ class _Estimate:
                 if not self.m.weights.keys().isdisjoint(o.inputs):
                     wide, rows = (x, y) if o.inputs[0] in self.m.weights else (y, x)
                     columns = o.inputs[o.inputs[0] not in self.m.weights]
-                    whole = (
-                        self.elements(self.axes[columns] - over, o.phase) % PANEL == 0
-                    )  # others begin inside of a panel
+                    # others begin inside of a panel
+                    whole = self.elements(self.axes[columns] - over, o.phase) % PANEL == 0
                     (own,) = (w for v, w in self.m.weights.items() if v in o.inputs)
                     rounds, moved = whole & own.in_bytes, c.level_flops if own.levels else c.round_flops
                     flops = wide * np.where(rounds, c.bytes_flops, np.where(whole, c.words_flops, c.unpack_flops))

@@ -244,19 +244,19 @@ def fix_dimensions(model: ir.Model, options: Options) -> None:
             raise UsageError(
                 f"--shape {name}: the model's input has type {element_type or declared}, which cannot be {kind}"
             )
-    if not numbers and not options.shapes:
-        return
-    for value in _values(model):
-        if value.shape is not None:
-            value.shape = ir.Shape([_fixed(d, numbers) for d in _dims(value)])
+    if numbers or options.shapes:
+        _put_sizes(model, numbers)
 
 
 def rename_symbols(model: ir.Model, names: Mapping[str, str]) -> None:
     """Give symbols other names in all shapes of the model."""
-    new = {old: sizes.named(name) for old, name in names.items()}
+    _put_sizes(model, {old: sizes.named(name) for old, name in names.items()})
+
+
+def _put_sizes(model: ir.Model, numbers: Mapping[str, sizes.Size]) -> None:
     for value in _values(model):
         if value.shape is not None:
-            value.shape = ir.Shape([_fixed(d, new) for d in _dims(value)])
+            value.shape = ir.Shape([_fixed(d, numbers) for d in _dims(value)])
 
 
 def cache_sizes(model: ir.Model) -> dict[str, int]:
