@@ -17,7 +17,7 @@ from mirage_cli.report.stored_plan import StoredPlan
 from mirage_cli.search.schedules.alternatives import Alternative, Leaf, Sizes, divided, rows_behind_caches
 from mirage_cli.search.schedules.cost import TYPICAL, floor_us
 from mirage_cli.search.schedules.original import original_us
-from mirage_cli.search.schedules.ranking import Models, rescheduled, total_us
+from mirage_cli.search.schedules.ranking import Models, rescheduled, times_us, total_us
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.search import FAR_FROM_FLOOR, Candidate, Searcher
 from mirage_cli.search.ways import Way
@@ -210,12 +210,12 @@ def times(
 ) -> list[list[float]]:
     """The `time` of each candidate at these sizes."""
     models = models or Models()
-    return [[time(c, target, sizes, models) for sizes in at] for c in candidates]
+    return [times_us(c.graph, c.schedules, target, at, models) for c in candidates]
 
 
-def time(way: Way, target: Target, sizes: Sizes, models: Models | None = None) -> float:
+def time(way: Way, target: Target, sizes: Sizes) -> float:
     """The model's prediction for a muGraph with its schedules at these sizes, in microseconds."""
-    return total_us(way.graph, way.schedules, target, sizes, models)
+    return total_us(way.graph, way.schedules, target, sizes)
 
 
 def stored_time(plan: StoredPlan, kind: str, target: Target, sizes: Sizes) -> float:
@@ -233,9 +233,10 @@ def compared(
 ) -> list[tuple[float, float]]:
     """What a plan, its own muGraph and `others`, and so many original operators are predicted to take at some sizes, in
     microseconds."""
-    found = []
+    models, found = Models(), []
     for numbers in at:
         sizes = _positive(program.symbols, numbers)
-        us = time(_taken(own, others, sizes), target, sizes)
+        way = _taken(own, others, sizes)
+        us = total_us(way.graph, way.schedules, target, sizes, models)
         found.append((us, original_us(program, operators, target, sizes)))
     return found

@@ -128,23 +128,32 @@ class BlockRun:
             if operator.phase == PROLOGUE:
                 values[operator.name] = self.op(operator, values, at, None)
         carried: dict[str, Array] = {}
+        walked: dict[str, list[Array]] = {}
         if self.g.loop is not None:
             low, high = at.get(self.g.loop, (0, self.extents[self.g.loop]))
             step = self.tiles.get("loop", high - low)
             for start in range(low, high, step):
-                self.iteration(values, carried, at, (start, min(start + step, high)), low)
+                self.iteration(values, carried, walked, at, (start, min(start + step, high)), low)
         for operator in self.g.ops:
             if operator.op in ("accum", "running"):
                 values[operator.name] = carried[operator.name]
-            elif operator.op in EXTREMES and operator.name in carried:
-                values[operator.name] = self.d.extreme(operator.op, carried[operator.name], operator.over)
+            elif operator.name in walked:
+                whole = np.concatenate(walked[operator.name], self.d.lead + self.order.index(self.g.loop or ""))
+                values[operator.name] = self.d.extreme(operator.op, whole, operator.over)
             elif operator.phase not in (PROLOGUE, BODY, GRID):
                 values[operator.name] = self.op(operator, values, at, None)
         return values
 
     def iteration(
-        self, values: dict[str, Array], carried: dict[str, Array], at: dict[str, Range], part: Range, low: int
+        self,
+        values: dict[str, Array],
+        carried: dict[str, Array],
+        walked: dict[str, list[Array]],
+        at: dict[str, Range],
+        part: Range,
+        low: int,
     ) -> None:
+        """One iteration: what it hands on goes into `carried`, what largest and smallest values are taken of into `walked`."""
         loop = self.g.loop or ""
         body = {n: self.slice(a, n, loop, (part[0] - low, part[1] - low)) for n, a in values.items()}
         before = dict(carried)
@@ -167,8 +176,7 @@ class BlockRun:
                     total = self.d.add(kept, total)
                 carried[operator.name] = total
             elif operator.op in EXTREMES and operator.phase == EPILOGUE and self.phase[operator.inputs[0]] == BODY:
-                parts = [*([before[operator.name]] if operator.name in before else []), body[operator.inputs[0]]]
-                carried[operator.name] = np.concatenate(parts, self.d.lead + self.order.index(loop))
+                walked.setdefault(operator.name, []).append(body[operator.inputs[0]])
 
     def slice(self, a: Array, name: str, axis: str, part: Range) -> Array:
         dim = self.d.lead + self.order.index(axis)

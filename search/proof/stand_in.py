@@ -30,6 +30,7 @@ HOPELESS = 5.0  #: a stand-in above this many times the affordable is not evalua
 FEW = 8  #: positions of an independent axis that are enough to see one of them overflow
 CHUNK = 16  #: positions of which memory moves as many at once as their number and place are multiples of
 ANY = 1 << 40  #: more positions than an axis has
+TINY = 1e-9  #: what roots may be off by
 WIDE = 64  #: positions that are kept of an axis which blocks hold whole
 
 
@@ -99,18 +100,25 @@ def assignments(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) ->
 def beyond_a_tile(program: Program, graph: KernelGraph, tiles: Sequence[Tiles]) -> dict[str, int]:
     """Odd values for the symbols, different from each other, with which axes have their longest tile and a part of another."""
     roots = _roots(program, graph, tiles, 1, 1)
-    return with_room(program, {s: max(3, int(roots[s]) | 1) + 2 * k for k, s in enumerate(program.symbols)}, 1)
+    return with_room(
+        program, {s: max(3, math.ceil(roots[s] - TINY) | 1) + 2 * k for k, s in enumerate(program.symbols)}, 1
+    )
 
 
 def _roots(program: Program, graph: KernelGraph, tiles: Sequence[Tiles], whole: int, more: int) -> dict[str, float]:
     """For each symbol the number with which axes have so many whole tiles and `more` positions: where an axis has several
-    symbols, the root."""
+    symbols, what those with axes of their own leave to be multiplied is shared out equally."""
     steps = dict.fromkeys(program.symbols, 1.0)
-    for kernel, tile in zip(graph.kernels, tiles, strict=True):
-        for a in kernel.program.axes:
-            positions = float(whole * _step(a.name, kernel, tile) + more)
-            wanted = positions ** (1.0 / max(1, len(ex.names(a.extent))))
-            steps.update((s, max(steps[s], wanted)) for s in ex.names(a.extent))
+    axes = [
+        (a.extent, whole * _step(a.name, kernel, tile) + more)
+        for kernel, tile in zip(graph.kernels, tiles, strict=True)
+        for a in kernel.program.axes
+        if isinstance(a.extent, Symbolic)
+    ]
+    for extent, positions in sorted(axes, key=lambda axis: len(axis[0].names)):
+        lacking = positions / (extent.factor * math.prod(steps[n] for n in extent.names))
+        for n in dict.fromkeys(extent.names) if lacking > 1 else ():
+            steps[n] *= lacking ** (1.0 / len(extent.names))
     return steps
 
 

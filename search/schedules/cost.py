@@ -7,10 +7,12 @@ candidates matters, and the comparison with what the original operators would co
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -62,11 +64,10 @@ class Batch:
         return Schedule(tiles, int(self.loop[k]), int(self.warps[k]), int(self.stages[k]))
 
 
-def batch(schedules: Sequence[Schedule]) -> Batch:
-    """Schedules that tile the same axes as one batch."""
-    tiles = {a: np.array([dict(s.tiles)[a] for s in schedules], float) for a, _ in schedules[0].tiles}
-    loop, warps, stages = (np.array([getattr(s, n) for s in schedules], float) for n in ("loop", "warps", "stages"))
-    return Batch(tiles, loop, warps, stages)
+def repeated(schedule: Schedule, count: int = 1) -> Batch:
+    """A batch of one schedule so many times."""
+    tiles = {a: np.full(count, float(t)) for a, t in schedule.tiles}
+    return Batch(tiles, *(np.full(count, float(n)) for n in (schedule.loop, schedule.warps, schedule.stages)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,14 @@ class Predictions:
 
 
 class CostModel:
-    """Predictions for one block graph on one target; `sizes` says what symbols count as."""
+    """Predictions for one block graph on one target; `sizes` says what symbols count as: numbers, or an array with one for
+    each schedule (`over`)."""
 
     def __init__(
         self, program: Program, graph: BlockGraph, target: Target, sizes: Mapping[str, int] = MappingProxyType({})
     ) -> None:
-        self.p, self.g, self.t, self.sizes = program, graph, target, sizes
-        self.extents = {a.name: number(a.extent, sizes) for a in program.axes}
+        self.p, self.g, self.t = program, graph, target
+        self._take(sizes, bytes_once(program, sizes))
         self.axes = graph.axes_of(program)
         self.reads = {i.name: i for i in program.inputs}
         self.source = {i.name: program.sources[i.source] for i in program.inputs}
@@ -104,7 +106,24 @@ class CostModel:
             o for o in graph.ops if o.name in self.contracted and o.op != "load" and o.name not in self.weights
         ]
         self.rows = {o.name: v for o in graph.ops if o.op == "contract" and (v := self.left(o)) is not None}
-        self.once, self.limits = bytes_once(program, sizes), limits(program, graph)
+        self.limits = limits(program, graph)
+
+    def _take(self, sizes: Mapping[str, Any], once: Any) -> None:
+        self.sizes, self.once = sizes, once
+        self.extents: dict[str, Any] = {a.name: number(a.extent, sizes) for a in self.p.axes}
+
+    def at(self, sizes: Mapping[str, int]) -> CostModel:
+        """The same with other sizes of symbols."""
+        other = copy.copy(self)
+        other._take(sizes, bytes_once(self.p, sizes))
+        return other
+
+    def over(self, at: Sequence[Mapping[str, int]]) -> CostModel:
+        """The same for batches of schedules, the k-th with the k-th sizes of symbols."""
+        other = copy.copy(self)
+        sizes = {n: np.array([float(s.get(n, TYPICAL)) for s in at]) for n in self.p.symbols}
+        other._take(sizes, np.array([bytes_once(self.p, s) for s in at]))
+        return other
 
     def left(self, o: BlockOp) -> str | None:
         """The operand of a product whose free axes become rows whatever their number (see `Shapes.sides`); None if that is
@@ -115,7 +134,7 @@ class CostModel:
 
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for a schedule."""
-        predictions = self.predict_all(batch([schedule]))
+        predictions = self.predict_all(repeated(schedule))
         return Prediction(
             float(predictions.us[0]), int(predictions.shared[0]), self.floor(), float(predictions.moved[0])
         )
@@ -126,7 +145,7 @@ class CostModel:
 
     def parallel(self, schedule: Schedule) -> bool:
         """True if the blocks of a schedule are worth more than one thread of a CPU."""
-        estimate = _Estimate(self, batch([schedule]))
+        estimate = _Estimate(self, repeated(schedule))
         return bool(estimate.parallel(estimate.task_us())[0])
 
     def floor(self) -> float:
@@ -154,20 +173,22 @@ class _Estimate:
         """Iterations of a block in the mean, those of which a mask shows something."""
         known: dict[tuple[float, ...], float] = {}
         axes = [a for a in self.s.tiles if any(f.of(a) for f in self.m.limits)]
-        keys = list(zip(self.s.loop, *(self.s.tiles[a] for a in axes), strict=True))
+        whole = [self.ones * n for n in self.extents.values()]
+        keys = list(zip(self.s.loop, *(self.s.tiles[a] for a in axes), *whole, strict=True))
         for key in set(keys):
-            tiles = {a: int(n) for a, n in zip(axes, key[1:], strict=True)}
-            known[key] = walked(self.m.limits, loop, int(key[0]), self.extents, tiles)[0]
+            tiles = {a: int(n) for a, n in zip(axes, key[1:], strict=False)}
+            extents = {a: int(n) for a, n in zip(self.extents, key[1 + len(axes) :], strict=True)}
+            known[key] = walked(self.m.limits, loop, int(key[0]), extents, tiles)[0]
         return np.array([known[key] for key in keys])
 
     def tile(self, axis: str, phase: str) -> Floats | float:
         """Positions of an axis in a tile."""
         if axis == self.g.loop and phase == BODY:
             return self.s.loop
-        whole = float(-(-self.extents[axis] // 16) * 16 if self.t.threaded else self.extents[axis])
+        extent: Floats | float = 1.0 * self.extents[axis]
         if axis in self.s.tiles:
-            return np.minimum(self.s.tiles[axis], whole)
-        return float(self.extents[axis])
+            return np.minimum(self.s.tiles[axis], -(-extent // 16) * 16 if self.t.threaded else extent)
+        return extent
 
     def elements(self, axes: frozenset[str], phase: str) -> Floats:
         """Elements of a tile."""
@@ -433,13 +454,13 @@ def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})
     return total + bytes_written(program, sizes)
 
 
-def bytes_written(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
+def bytes_written(program: Program, sizes: Mapping[str, Any] = MappingProxyType({})) -> float:
     """Bytes of what a program stores."""
     results = sum(math.prod(number(e, sizes) for e in o.dims) * o.dtype.bytes for o in program.outputs)
     return results + bytes_in_parts(program, sizes)
 
 
-def bytes_in_parts(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
+def bytes_in_parts(program: Program, sizes: Mapping[str, Any] = MappingProxyType({})) -> float:
     """Bytes of the sources that callers give in parts."""
     return sum(math.prod(number(e, sizes) for e in s.dims) * s.dtype.size for s in program.sources if s.parts)
 
@@ -472,6 +493,6 @@ def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = Mappin
     return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
 
 
-def number(e: ex.Extent, sizes: Mapping[str, int] = MappingProxyType({})) -> int:
-    """An extent as a number for estimates; a symbol without a size counts as `TYPICAL`."""
+def number(e: ex.Extent, sizes: Mapping[str, Any] = MappingProxyType({})) -> int:
+    """An extent as a number for estimates (or an array, as sizes are); a symbol without a size counts as `TYPICAL`."""
     return e if isinstance(e, int) else ex.value(e, {n: sizes.get(n, TYPICAL) for n in ex.names(e)})

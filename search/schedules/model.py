@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mirage_cli.lax.ir.program import Program
@@ -30,6 +30,10 @@ class Model(ABC):
     @abstractmethod
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for one of them. Raises Refused where the engine does not suit it."""
+
+    def predictions(self, schedule: Schedule, at: Sequence[Mapping[str, int]]) -> list[Prediction] | None:
+        """The predictions for a schedule at several sizes of symbols; None where they are to be asked for one by one."""
+        return None
 
     def ranked(self, count: int, small: Model | None) -> list[Ranked]:
         """The `count` best schedules; with `small`, the same graph at small sizes, by the geometric mean of both times."""

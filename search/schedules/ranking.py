@@ -64,6 +64,19 @@ class Models:
             raise model
         return model.at(sizes) or MODELS[engine](program, graph, target, sizes)
 
+    def predicted(
+        self, s: Schedule, program: Program, graph: BlockGraph, target: Target, at: Sequence[Mapping[str, int]]
+    ) -> list[Prediction]:
+        """The predictions for a schedule at several sizes. Raises Refused."""
+        found = self.at(s.engine, program, graph, target, at[0]).predictions(s, at) if len(at) > 1 else None
+        if found is None:
+            found = [self.at(s.engine, program, graph, target, sizes).predict(s) for sizes in at]
+        if not any(source.parts for source in program.sources):
+            return found
+        model = self.at(s.engine, program, graph, target, at[0])
+        joining = [joining_us(model, program, target, sizes) for sizes in at]
+        return [replace(p, us=p.us + us) for p, us in zip(found, joining, strict=True)]
+
 
 def ranked(
     program: Program,
@@ -146,12 +159,26 @@ def total_us(
     models: Models | None = None,
 ) -> float:
     """The prediction for a kernel graph, in microseconds: its launches one after the other. Raises Refused."""
-    parts = [beside(k, s, target, sizes, models) for k, s in zip(graph.kernels, schedules, strict=True)]
-    on_gpu = target.kind == "cuda"
+    return times_us(graph, schedules, target, [sizes], models)[0]
+
+
+def times_us(
+    graph: KernelGraph,
+    schedules: Sequence[Schedule],
+    target: Target,
+    at: Sequence[Mapping[str, int]],
+    models: Models | None = None,
+) -> list[float]:
+    """The same at several sizes of symbols."""
+    models, on_gpu = models or Models(), target.kind == "cuda"
+    each = [besides(k, s, target, at, models) for k, s in zip(graph.kernels, schedules, strict=True)]
     runs = launches(graph, schedules, on_gpu)
     found = staged(schedules, runs, on_gpu)
     behind = behind_us(graph, [run for run in runs if not schedules[run.start].stage], target)
-    return behind + sum(staged_us([[parts[n] for n in run] for run in stages], target) for stages in found)
+    return [
+        behind + sum(staged_us([[parts[n] for n in run] for run in stages], target) for stages in found)
+        for parts in zip(*each, strict=True)
+    ]
 
 
 def behind_us(graph: KernelGraph, runs: Sequence[range], target: Target) -> float:
@@ -179,12 +206,18 @@ def beside(
     kernel: CustomKernel, s: Schedule, target: Target, sizes: Mapping[str, int], models: Models | None = None
 ) -> Beside:
     """A kernel with a schedule at some sizes. Raises Refused."""
-    model = (models or Models()).at(s.engine, kernel.program, kernel.block, target, sizes)
-    prediction, joining = model.predict(s), joining_us(model, kernel.program, target, sizes)
-    prediction = replace(prediction, us=prediction.us + joining)
-    extents = {a.name: number(a.extent, sizes) for a in kernel.program.axes}
+    return besides(kernel, s, target, [sizes], models or Models())[0]
+
+
+def besides(
+    kernel: CustomKernel, s: Schedule, target: Target, at: Sequence[Mapping[str, int]], models: Models
+) -> list[Beside]:
+    """The same at several sizes of symbols."""
+    predictions = models.predicted(s, kernel.program, kernel.block, target, at)
     _, cluster = block_shape(kernel, s) or (0, 1)
-    return Beside(prediction, block_count(kernel.block, s, extents), 32 * s.warps, cluster)
+    extents = ({a.name: number(a.extent, sizes) for a in kernel.program.axes} for sizes in at)
+    blocks = [block_count(kernel.block, s, own) for own in extents]
+    return [Beside(p, n, 32 * s.warps, cluster) for p, n in zip(predictions, blocks, strict=True)]
 
 
 def together_us(parts: Sequence[Beside], target: Target) -> float:

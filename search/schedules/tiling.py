@@ -18,7 +18,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.parts import place_axes
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
-from mirage_cli.search.schedules.cost import Batch, CostModel, number
+from mirage_cli.search.schedules.cost import Batch, CostModel, floor_us, number, repeated
 from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.products import Floats
 from mirage_cli.search.schedules.schedule import Prediction, Ranked, Schedule
@@ -92,7 +92,7 @@ class BlockModel(Model):
     def at(self, sizes: Mapping[str, int]) -> BlockModel:
         """The same with other sizes of symbols."""
         other = copy.copy(self)
-        other.model = CostModel(self.model.p, self.model.g, self.target, sizes)
+        other.model = self.model.at(sizes)
         return other
 
     @cached_property
@@ -116,6 +116,13 @@ class BlockModel(Model):
     def predict(self, schedule: Schedule) -> Prediction:
         """The prediction for a schedule."""
         return self.model.predict(schedule)
+
+    def predictions(self, schedule: Schedule, at: Sequence[Mapping[str, int]]) -> list[Prediction]:
+        """The predictions for a schedule at several sizes of symbols, all at once."""
+        found = self.model.over(at).predict_all(repeated(schedule, len(at)))
+        floors = [floor_us(self.model.p, self.target, sizes) for sizes in at]
+        each = zip(found.us.tolist(), found.shared.tolist(), floors, found.moved.tolist(), strict=True)
+        return [Prediction(us, int(shared), floor, moved) for us, shared, floor, moved in each]
 
     def ranked(self, count: int, small: Model | None) -> list[Ranked]:
         """The best schedules that fit, all predicted at once."""

@@ -88,12 +88,13 @@ def test_sizes_that_are_far_from_the_floor_are_searched_too() -> None:
         def search(self, *_: Any) -> Any:
             return mock.Mock(candidates=[mock.Mock(graph="", schedules=tuple((self.sizes or {}).items()))])
 
-    def time(c: Any, target: Any, sizes: Mapping[str, int], models: Any) -> float:
-        return 1.0 if c.schedules and ranges._near(dict(c.schedules), sizes) else 100.0
+    def times(candidates: Any, target: Any, at: Any, models: Any) -> list[list[float]]:
+        near = [[c.schedules and ranges._near(dict(c.schedules), sizes) for sizes in at] for c in candidates]
+        return [[1.0 if x else 100.0 for x in own] for own in near]
 
     fragment = mock.Mock(symbols=names, axes=())
     with (
-        mock.patch.object(ranges, "time", time),
+        mock.patch.object(ranges, "times", times),
         mock.patch.object(ranges, "floor_us", lambda *_: 1.0),
         mock.patch.object(ranges, "RESCHEDULED", 0),
     ):

@@ -100,6 +100,19 @@ def test_symbols_are_verified_at_one_small_and_large_values() -> None:
     assert len(stand_in.points(p, graph, tiles)) == 3
 
 
+def test_an_axis_of_several_symbols_has_two_tiles_and_few_more() -> None:
+    """The greatest number of a tensor: what its number of columns does for the length need not come from its symbols."""
+    batch, seq = symbol("batch"), symbol("seq")
+    p = built(lambda g: g.reduce("max", g.input("x", (batch, seq, 64), F32), [0, 1, 2]))
+    graph = next(g for g, _ in found(p) if g.kernels[0].block.loop is not None)
+    (axis,) = (a for a in p.axes if a.name == graph.kernels[0].block.loop)
+    for loop in (32, 512, 4096, 32768):
+        *_, large = stand_in.assignments(p, graph, [{"loop": loop}])
+        beyond = stand_in.beyond_a_tile(p, graph, [{"loop": loop}])
+        assert 2 * loop <= value(axis.extent, large) <= 4 * max(2 * loop, 64 * 7 * 9)
+        assert value(axis.extent, beyond) > loop
+
+
 def test_more_positions_are_there_than_an_axis_walks_of_them() -> None:
     """The keys that count of a cache that has room for more: no stride is taken for another."""
     keys, whole = symbol("keys"), symbol("(free+keys)")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from mirage_cli.lax.dtypes import F16
+from mirage_cli.lax.extents import symbol
+from mirage_cli.lax.ir import compose
+from mirage_cli.lax.ir.graph import Graph
 from mirage_cli.search.finish.split_reduction import two_kernels
 from mirage_cli.search.schedules.fitted import Strip
-from mirage_cli.search.schedules.ranking import behind_us, ranked, total_us
+from mirage_cli.search.schedules.ranking import Models, behind_us, ranked, times_us, total_us
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
-from tests.search.programs import normed
+from tests.search.programs import built, normed
 
 
 @pytest.mark.parametrize(("arch", "waits"), [("sm_90a", True), ("sm_80", False)])
@@ -25,3 +30,30 @@ def test_a_launch_that_reads_what_the_one_in_front_wrote_has_a_price(arch: str, 
     assert total_us(graph, [r.schedule for r in chosen], target, {}) == pytest.approx(apart + price)
     alone = replace(graph, kernels=(graph.kernels[0], replace(graph.kernels[1], inputs=graph.kernels[0].inputs)))
     assert behind_us(alone, [range(1), range(1, 2)], target) == 0.0
+
+
+def masked(g: Graph) -> int:
+    """A causal attention over `n` positions: iterations behind the mask are left out."""
+    q, k, v = (g.input(name, (4, symbol("n"), 64), F16) for name in "qkv")
+    scores = compose.causal(g, compose.matmul(g, q, g.transpose(k, (0, 2, 1))))
+    return compose.matmul(g, compose.softmax(g, scores, [-1]), v)
+
+
+def projected(g: Graph) -> int:
+    """A norm and a product with a weight."""
+    x = compose.rms_norm(g, g.input("x", (symbol("n"), 256), F16), [-1], 0.5)
+    return compose.matmul(g, x, g.input("w", (256, 512), F16, True))
+
+
+@pytest.mark.parametrize("arch", ["cpu", "sm_90a", "sm_80"])
+@pytest.mark.parametrize("build", [masked, projected])
+def test_many_sizes_at_once_cost_what_each_does(arch: str, build: Callable[[Graph], int]) -> None:
+    """Predictions for arrays of sizes are those for one after the other, whatever the engine."""
+    target, program = load_target(arch), built(build)
+    at = [{"n": n} for n in (1, 3, 16, 17, 100, 1024, 4096, 32768)]
+    found = Searcher(SearchOptions(candidates=2, apart=True)).search(program, target).candidates
+    assert found
+    for c in found:
+        models = Models()
+        each = [total_us(c.graph, c.schedules, target, sizes, Models()) for sizes in at]
+        assert times_us(c.graph, c.schedules, target, at, models) == pytest.approx(each, rel=1e-12)
