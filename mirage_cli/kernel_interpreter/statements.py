@@ -387,8 +387,10 @@ def _idle(value: ir.Expression) -> bool:
 def _apart(st: ir.For, variable: str) -> bool:
     """True if iterations of a loop seem to write places of their own: what they declare, or what its variable tells apart."""
     own, counters = {variable}, {id(x.start) for x in parts(st.body) if isinstance(x, ir.For)}
+    functions = [x.body for x in parts(st.body) if isinstance(x, ir.Lambda)]
+    results = {id(x) for x in parts(functions) if isinstance(x, ir.Return)}
     for x in parts(st.body):
-        if isinstance(x, ir.Return | ir.Break | ir.Each | ir.ForEach):
+        if isinstance(x, ir.Return | ir.Break | ir.Each | ir.ForEach) and id(x) not in results:
             return False
         if isinstance(x, ir.Declare):
             own |= {v.name for v in x.variables if id(x) not in counters or own & set(names(v.value))}
@@ -403,7 +405,8 @@ def _written(statements: Iterable[Any]) -> Iterator[Any]:
             case ir.Assign() | ir.Step():
                 yield x.place
             case ir.Do(calls):
-                yield from (c.args[:1] if isinstance(c, ir.Call) else () for c in calls)
+                unused = [c for c in calls if isinstance(c, ir.Unary) and c.op == "(void)"]
+                yield from (c.args[:1] if isinstance(c, ir.Call) else () for c in calls if c not in unused)
 
 
 def _flat(items: ir.Expression) -> list[ir.Expression]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from mirage_cli.codegen.requests.request import Packing
 from mirage_cli.codegen.source import MAX_PACKINGS, _panels
+from mirage_cli.kernel_interpreter import statements
 from mirage_cli.kernel_proof.compare import Finding, compare
 from mirage_cli.lax.dtypes import F16, F32, I4, I8, U2, U4, U8, DType
 from mirage_cli.lax.ir import compose
@@ -153,6 +155,33 @@ def test_iterations_of_other_loops_run_in_turn_where_they_need_one_another(
     text = case.render().text
     assert text.count("t6[i] = 0x0p+0f")
     assert found(case, text.replace("t6[i] = 0x0p+0f", f"t6[i] = {after}")).passed == passes
+
+
+@pytest.fixture(scope="module")
+def scores() -> Case:
+    """Scores of rows with keys of their own, each a sum that a function in two loops is given to."""
+    made = built(lambda g: g.contract(g.input("k", (19, 23, 8), F32), g.input("q", (19, 8), F32), *AS_SCORES))
+    return next(c for c in kernels.cases("scores", made, "cpu", 8) if "reduce<Sum>(" in c.render().text)
+
+
+AS_SCORES = ([0, 1, 2], [0, 2], [0, 1])
+
+
+def test_loops_around_functions_run_side_by_side(scores: Case) -> None:
+    """One by one they would go on for more turns than are allowed."""
+    with mock.patch.object(statements, "MOST_TURNS", 4):
+        assert found(scores, scores.render().text).passed
+
+
+@pytest.mark.parametrize(("more", "passes"), [("{0} - {0}", True), ("{0}", False)])
+def test_loops_around_functions_run_in_turn_where_iterations_need_one_another(
+    scores: Case, more: str, passes: bool
+) -> None:
+    """Later ones read what the first one wrote."""
+    text = scores.render().text
+    (sums,) = re.findall(r"(t\d+)\[[^]]*\] = static_cast<float>\(total\);", text)
+    changed = text.replace("return e2;", f"return i_a + i_b > 0 ? e2 + {more.format(f'{sums}[0]')} : e2;")
+    assert changed != text and found(scores, changed).passed == passes
 
 
 def _quantised(g: Graph, numbers: DType, zero: str, rounds: bool = False) -> int:
