@@ -111,6 +111,23 @@ def at_most(size: Size, limit: int) -> Size:
     return named(f"min[{size},{limit}]".replace("*", _TIMES))
 
 
+def at_least(size: Size, limit: int) -> Size:
+    """The larger of a size and a number: of `7-past` and 0 it is `7-min[past,7]`. Raises ValueError where that is not told."""
+    if isinstance(size, int):
+        return max(size, limit)
+    constant = _terms(size).get((), 0)
+    if counts(size - limit):
+        return size
+    if not counts(constant - size):
+        raise ValueError(f"the larger of {size} and {limit}")
+    return limit if constant <= limit else constant - at_most(constant - size, constant - limit)
+
+
+def counts(size: Size) -> bool:
+    """True if a size is known not to be below 0: what the model names is not, the whole part of a difference may be."""
+    return never_negative(size) and (isinstance(size, int) or "-" not in str(size))
+
+
 def _limited(name: str) -> tuple[Size, int] | None:
     """The size and the number of which a symbol is the smaller one; None for other symbols."""
     match = _LIMITED.fullmatch(name)
@@ -140,8 +157,10 @@ def substitute(size: Size, numbers: Mapping[str, Size]) -> Size:
 def _substituted(name: str, numbers: Mapping[str, Size]) -> Size:
     if name in numbers:
         return numbers[name]
-    limited = _limited(name)
-    return named(name) if limited is None else at_most(substitute(limited[0], numbers), limited[1])
+    limited, whole = _limited(name), _WHOLE.fullmatch(name)
+    if limited is not None:
+        return at_most(substitute(limited[0], numbers), limited[1])
+    return named(name) if whole is None else floor_quotient(substitute(parse(whole[1]), numbers), int(whole[2]))
 
 
 def equal_symbols(a: Size, b: Size) -> tuple[str, str] | None:
@@ -180,6 +199,25 @@ def end_bound(a: Size, b: Size) -> tuple[str, int] | None:
             more = size - named(symbol)
             return (symbol, limited[1] - more) if isinstance(more, int) else None
     return None
+
+
+def told(size: Size, least: Mapping[str, int], most: Mapping[str, int]) -> Size:
+    """What `min[past,7]` is where symbols are not below their `least` nor above their `most`: itself where that does not
+    tell, as every other size."""
+    limited = _limited(str(size))
+    if limited is None:
+        return size
+    if fits(*limited, most):
+        return limited[0]
+    bound = equality_bound(size, limited[1])
+    return limited[1] if bound is not None and least.get(bound[0], 0) >= bound[1] else size
+
+
+def repeated_bound(a: Size, b: Size) -> tuple[str, int] | None:
+    """(symbol, number) from which on one of two sizes is 1 where it is the smaller of the other and 1, as `min[past+1,1]` is
+    beside `past+1` from 0 on; None for other sizes."""
+    pairs = ((size, _limited(str(other))) for size, other in ((a, b), (b, a)))
+    return next((size_bound(size, 1) for size, limited in pairs if limited == (size, 1)), None)
 
 
 def fits(size: Size, number: int, most: Mapping[str, int]) -> bool:
@@ -272,6 +310,7 @@ def from_extent(extent: Extent) -> Size:
 
 # --- text -------------------------------------------------------------------------------------------------------------
 _LIMITED = re.compile(r"min\[([^\[\]]*),(\d+)\]")
+_WHOLE = re.compile(r"\[\[(.*)\]//\[([1-9]\d*)\]\]")
 _TOKEN = re.compile(rf"\s*({_LIMITED.pattern}|[A-Za-z_][\w.]*|\d+|//|[-+*{_TIMES}()\[])")
 
 

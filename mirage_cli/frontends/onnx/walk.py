@@ -288,7 +288,7 @@ class _Walk:
         if equal is not None and set(equal) <= set(self.given):
             first, later = sorted(equal, key=self.given.index)
             self.same.setdefault(later, first)
-        self.at_least(None if unequal.broadcast else sizes.equality_bound(a, b))
+        self.at_least(sizes.repeated_bound(a, b) if unequal.broadcast else sizes.equality_bound(a, b))
         end = sizes.end_bound(a, b)
         if end is not None and end[1] < self.most.get(end[0], sizes.LARGEST):
             self.ends[end[0]] = min(end[1], self.ends.get(end[0], sizes.LARGEST))

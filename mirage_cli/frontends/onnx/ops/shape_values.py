@@ -6,6 +6,7 @@ operators by which exporters compute shapes are followed.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -124,6 +125,10 @@ def _divide(a: Any, b: Any) -> Any:
         return math.trunc(a / b) if abs(a) < 2**52 else (a // b if (a < 0) == (b < 0) else -(-a // b))
     if isinstance(a, (int, Poly)) and isinstance(b, (int, Poly)):
         quotient = sizes.exact_quotient(a, b)
+        if quotient is None and isinstance(b, int) and b > 0 and sizes.counts(a):
+            return sizes.floor_quotient(
+                a, b
+            )  # what is cut off is what is below a whole part, of a size that is not negative
         return UNKNOWN if quotient is None else quotient
     return UNKNOWN
 
@@ -131,8 +136,15 @@ def _divide(a: Any, b: Any) -> Any:
 def _modulo(node: ir.Node, operands: list[Any]) -> Known:
     if _int(node, "fmod", 0):
         raise TypeError
-    remainder = _elementwise(lambda a, b: a % b if isinstance(a, int) and isinstance(b, int) and b else UNKNOWN)
-    return remainder(node, operands)
+    return _elementwise(_remainder)(node, operands)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int) and b:
+        return a % b
+    if isinstance(a, Poly) and isinstance(b, int) and b > 0 and sizes.counts(a):
+        return a - b * sizes.floor_quotient(a, b)
+    return UNKNOWN
 
 
 def _equal(a: Any, b: Any) -> Any:
@@ -152,13 +164,18 @@ def _absolute(a: Any) -> Any:
     return a if isinstance(a, Poly) and all(factor > 0 for _, factor in a.terms) else UNKNOWN
 
 
-def _extreme(pick: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
-    def choose(a: Any, b: Any) -> Any:
-        if isinstance(a, int) and isinstance(b, int):
-            return pick(a, b)
-        return a if _equal(a, b) is True else UNKNOWN
+def _larger(a: Any, b: Any) -> Any:
+    """UNKNOWN where sizes do not tell."""
+    if isinstance(a, _Unknown) or isinstance(b, _Unknown):
+        return UNKNOWN
+    for first, other in ((a, b), (b, a)):
+        with contextlib.suppress(ValueError):
+            return other + sizes.at_least(first - other, 0)
+    return UNKNOWN
 
-    return choose
+
+def _smaller(a: Any, b: Any) -> Any:
+    return a + b - _larger(a, b)
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
@@ -279,8 +296,8 @@ _RULES: dict[str, Callable[[ir.Node, list[Any]], Known | list[Known]]] = {
     "Equal": _elementwise(_equal),
     "Not": _elementwise(lambda a: UNKNOWN if isinstance(a, _Unknown) else not a),
     "Where": _elementwise(_where),
-    "Min": _chain(_extreme(min)),
-    "Max": _chain(_extreme(max)),
+    "Min": _chain(_smaller),
+    "Max": _chain(_larger),
     "Gather": _gather,
     "Slice": _slice,
     "Concat": _concat,

@@ -243,13 +243,18 @@ def _slice(call: Call) -> int:
     fronts: dict[int, Extent] = {}  #: of dimensions that may end before what is asked of them
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         dim = dimension(axis, rank)
-        count = front(graph.dims(x)[dim], end, call.scope.most) if (start, step) == (0, 1) else None
-        if count is not None:
-            fronts[dim], reason = count, f"the first {end} of {graph.dims(x)[dim]} elements: there may be fewer"
+        extent = graph.dims(x)[dim]
+        first_ones = front(extent, end, call.scope.most) if (start, step) == (0, 1) else None
+        last_ones = tail(extent, start, end, call.scope.least, call.scope.most) if step == 1 else None
+        if first_ones is not None:
+            fronts[dim], reason = first_ones, f"the first {end} of {extent} elements: there may be fewer"
             continue
-        first, count = slice_range(graph.dims(x)[dim], start, end, step, call.scope.least)
+        if last_ones is not None:
+            fronts[dim], reason = last_ones, f"elements from {start} on of a dimension of {extent}"
+            continue
+        first, count = slice_range(extent, start, end, step, call.scope.least)
         if not isinstance(count, int) and first > 0:
-            call.scope.need(graph.dims(x)[dim], first)
+            call.scope.need(extent, first)
         x = graph.slice(x, dim, first, count, step) if count != 0 else graph.slice(x, dim, 0, 0)
     if fronts:  # a kernel would read beyond the end where the model fails
         raise Unread(reason, [fronts.get(d, e) for d, e in enumerate(graph.dims(x))])
@@ -263,6 +268,18 @@ def front(extent: Extent, end: Size, most: Mapping[str, int]) -> Extent | None:
         return None
     try:
         return _extent(end if sizes.fits(end, extent, most) else sizes.at_most(end, extent))
+    except ValueError:
+        return None
+
+
+def tail(extent: Extent, start: Size, end: Size, least: Mapping[str, int], most: Mapping[str, int]) -> Extent | None:
+    """How many elements of a dimension lie behind a `start` that is a size and within it; None for other slices."""
+    if not isinstance(extent, int) or isinstance(start, int) or not isinstance(end, int) or end < extent:
+        return None
+    count = extent - start
+    try:
+        inside = sizes.counts(count) and sizes.at_most(count, extent) == count
+        return _extent(sizes.told(count, least, most)) if inside else None
     except ValueError:
         return None
 

@@ -115,7 +115,9 @@ def test_sizes_as_data_may_be_negative() -> None:
     ("operator", "expected"),
     [
         ("Add(n, n)", ["2*b", "16"]),
-        ("Div(n, two)", None),
+        ("Div(n, two)", ["[[b]//[2]]", "4"]),
+        ("Max(n, two)", ["(b-min[b,2]+2)", "8"]),
+        ("Max(n, nothing)", ["b", "8"]),
         ("Div(eight, two)", ["4", "4"]),
         ("Mod(eight, three)", ["2", "2"]),
         ("Min(n, n)", ["b", "8"]),
@@ -133,7 +135,7 @@ def test_operators_on_sizes(operator: str, expected: list[str] | None) -> None:
     if "to = 6" in operator:
         text = text.replace("int64[k]", "int32[k]")
     weights = {"two": np.array([2]), "three": np.array([3, 3]), "eight": np.array([8, 8]), "one": np.array([1])}
-    imported = read(parsed(text, **weights))
+    imported = read(parsed(text, **weights, nothing=np.array([0])))
     found = imported.shapes.get("y")
     if found is None and "y" in imported.model.graph.initializers:  # folded
         found = imported.model.graph.initializers["y"].const_value.numpy()  # type: ignore[union-attr]
@@ -171,3 +173,32 @@ def test_numbers_for_symbols_reach_everything() -> None:
     assert imported.graph.dims(imported.graph.outputs[0]) == (12,)
     imported = read(parsed(text, zero=ZERO), Options(dims={"b": 2}))
     assert imported.graph.dims(imported.graph.outputs[0]) == (ex.product([2, ex.symbol("s")]),)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 9, 30])
+def test_the_larger_and_the_smaller_of_sizes_and_whole_parts(length: int) -> None:
+    """What the reader says of them, beside what onnxruntime computes."""
+    text = """g (float[s,t] x) => (int64[14] y) {
+        s = Shape <start = 0, end = 1> (x)
+        t = Shape <start = 1, end = 2> (x)
+        both = Add(s, t)
+        left = Sub(eight, s)
+        a = Max(zero, left)
+        b = Max(left, one)
+        c = Min(s, eight)
+        d = Min(eight, both, both)
+        e = Max(both, t)
+        f = Min(t, both)
+        h = Max(s, zero)
+        i = Max(left, eight)
+        j = Min(left, zero)
+        half = Div(s, two)
+        rest = Mod(s, two)
+        twice = Mul(half, two)
+        k = Add(twice, rest)
+        l = Mod(both, one)
+        m = Div(half, two)
+        y = Concat <axis = 0> (a, b, c, d, e, f, h, i, j, half, rest, k, l, m)
+    }"""
+    model = parsed(text, zero=ZERO, one=ONE, two=np.array([2]), eight=np.array([8]))
+    agrees(model, x=noise(length, 3))

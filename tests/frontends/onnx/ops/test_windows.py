@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mirage_cli.frontends import sizes
-from tests.frontends.models import agrees, noise, parsed, read
+from tests.frontends import evaluation
+from tests.frontends.models import agrees, noise, parsed, read, run
 
 PAST = sizes.named("past")
 KEPT = sizes.at_most(PAST, 7)
@@ -168,3 +169,41 @@ def test_a_table_that_nothing_is_added_to_tells_nothing() -> None:
     imported = read(parsed(text, table=noise(9, 3), **{k: v for k, v in ROWS.items() if k != "vocabulary"}))
     assert [str(e) for e in imported.graph.dims(imported.values["y"])] == ["1", "min[seq,9]", "3"]
     assert imported.notes == []
+
+
+@pytest.mark.parametrize(("constant", "factor", "limit"), [(7, -1, 0), (7, -1, 3), (7, -1, 9), (2, 1, 1), (0, 3, 0)])
+def test_the_larger_of_a_size_and_a_number(constant: int, factor: int, limit: int) -> None:
+    size = constant + factor * PAST
+    for past in range(12):
+        assert sizes.substitute(sizes.at_least(size, limit), {"past": past}) == max(constant + factor * past, limit)
+
+
+def test_where_the_larger_of_a_size_and_a_number_is_not_told() -> None:
+    for size in (PAST, PAST - 3, PAST - sizes.named("s"), sizes.parse("(past-3)//2")):
+        with pytest.raises(ValueError, match="the larger of"):
+            sizes.at_least(size, 1)
+
+
+BIAS = """g (float[b,s,s] x) => (float[b,s,s] y) {
+    length = Shape <start = 1, end = 2> (x)
+    fewer = Sub(one, length)
+    row = Max(zero, fewer)
+    rows = Slice(bias, row, huge, one)
+    less = Sub(nine, length)
+    first = Max(zero, less)
+    own = Slice(rows, first, huge, two)
+    y = Add(x, own)
+}"""
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_the_last_elements_of_a_table_that_is_added(length: int) -> None:
+    """As exporters write the tail of a bias: from max(0, 9 - s) on."""
+    weights = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "nine": np.array([9])}
+    model = parsed(BIAS, bias=noise(1, 1, 9), huge=np.array([2**63 - 1]), **weights)
+    imported = read(model)
+    assert list(imported.reasons) == ["node_Slice", "node_Slice_1"] and imported.limits({}) == {"s": (1, 9)}
+    x = noise(2, length, length)
+    (right,) = run(model, {"x": x})
+    (found,) = evaluation.run(imported, {"x": x}, {"own": noise(1, 1, 9)[..., 9 - length :], "rows": noise(1, 1, 9)})
+    assert np.allclose(found, right)
