@@ -122,6 +122,11 @@ class Work:
         return any(fusions.unpacks(o.region.nodes) for o in self.occurrences)
 
     @property
+    def multiplies_integers(self) -> bool:
+        """True if onnxruntime computes a product of its nodes in integers of 8 bits on CPUs."""
+        return any(fusions.multiplies_integers(o.region.nodes) for o in self.occurrences)
+
+    @property
     def inside(self) -> str:
         """The operator of the file that its nodes are a part of, or nothing."""
         return fusions.inside(n for o in self.occurrences for n in o.region.nodes)
@@ -157,6 +162,9 @@ class Work:
             self.fail(f"{kind}: {reason}" if kind else reason)
             return
         asked = [p for k, p in self.plan.plans.items() if k in targets or not targets]
+        if any(p.target == "cpu" for p in asked) and self.multiplies_integers:
+            self.reason = "onnxruntime computes its product in integers of 8 bits on CPUs"
+            return
         slow = [p for own in asked for p in self.losses(own) if p.target != measured]
         if slow and (self.unpacks or not force):
             p = slow[0]

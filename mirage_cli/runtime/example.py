@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mirage_cli.codegen import cache_rows
 from mirage_cli.errors import UsageError
 from mirage_cli.frontends import sizes
-from mirage_cli.frontends.onnx.preparation import cache_sizes
+from mirage_cli.frontends.onnx.preparation import told_sizes
 from mirage_cli.options import dims as options
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -88,7 +88,7 @@ def with_caches(model: ir.Model, dims: Mapping[str, int]) -> dict[str, int]:
     with that: one new token, as onnxruntime's batches take no more behind a past, and the past ones. Caches of a window's size
     have the window's."""
     windows = _windows(model)
-    found = cache_sizes(model) | windows | dict(dims)
+    found = told_sizes(model) | windows | dict(dims)
     shapes = {v.name or "": _dims(v) for v in model.graph.inputs if v.shape is not None}
     pasts = {d[2] for name, d in shapes.items() if "past" in name and len(d) == 4}
     pasts = pasts - windows.keys() or pasts

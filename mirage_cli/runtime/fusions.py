@@ -4,11 +4,13 @@
 2. x Sigmoid(x), and GELU spelled out;
 3. a sum with the normalisation that reads it;
 4. a constant bias, and a constant factor, with the product in front of it;
-5. MatMulInteger with what scales its sums, a constant bias, and the quantisation of an operand that nothing else reads.
+5. MatMulInteger with what scales its sums, a constant bias, and the quantisation of an operand that nothing else reads;
+6. a product of activations in 8 bits with DequantizeLinear in front of both operands, on CPUs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import onnx_ir as ir
@@ -17,6 +19,7 @@ from mirage_cli.frontends.onnx.ops.quantized import scaled_integers
 from mirage_cli.frontends.onnx.parts.splicing import INSIDE
 
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits")
+_BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 _NORMS = ("SimplifiedLayerNormalization",)
 
 
@@ -28,6 +31,11 @@ def launched(nodes: Iterable[ir.Node]) -> int:
 def unpacks(nodes: Iterable[ir.Node]) -> bool:
     """Whether the nodes have a product of packed weights (case 1): spelled as two, it is one for onnxruntime."""
     return any(_is_joined_with_product(node) for node in nodes)
+
+
+def multiplies_integers(nodes: Iterable[ir.Node]) -> bool:
+    """Whether the nodes have a product that a CPU computes in integers of 8 bits (case 6), though it is spelled in floats."""
+    return any(n.op_type in ("MatMul", "Gemm") and _reads_integers(n) for n in nodes)
 
 
 def inside(nodes: Iterable[ir.Node]) -> str:
@@ -86,6 +94,22 @@ def _is_packed(node: ir.Node) -> bool:
     """True for DequantizeLinear of weights in whole numbers."""
     weight = node.inputs[0] if node.op_type == "DequantizeLinear" else None
     return weight is not None and _is_weight(weight) and weight.dtype is not None and weight.dtype.is_integer()
+
+
+def _reads_integers(product: ir.Node) -> bool:
+    """True if both operands are dequantised, activations among them by one scale; those of Gemm have zero points, and its bias
+    is dequantised too where its result is not quantised."""
+    makers = [None if m is None or m.op_type != "DequantizeLinear" else m for m in _makers(product)]
+    stored = [(m.inputs[0], m.inputs[1]) for m in makers[:2] if m is not None]
+    scales = [s.shape for q, s in stored if q is not None and s is not None and not _is_weight(q)]
+    if len(stored) < 2 or any(q is None or q.dtype not in _BYTES for q, _ in stored):
+        return False
+    if not scales or any(s is None or not s.is_static() or math.prod(s.numpy()) != 1 for s in scales):
+        return False
+    if product.op_type == "Gemm":
+        rounded = {user.op_type for user in _users(product)} == {"QuantizeLinear"}
+        return all(len(m.inputs) > 2 for m in makers[:2] if m is not None) and (None not in makers or rounded)
+    return True
 
 
 def _is_constant_beside(node: ir.Node, kinds: tuple[str, ...]) -> bool:

@@ -52,3 +52,40 @@ def test_as_many_operators_as_onnxruntime_runs(case: str, tmp_path: Path) -> Non
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     joined = onnx.load(tmp_path / "joined.onnx").graph.node
     assert fusions.launched(ir.from_proto(onnx.shape_inference.infer_shapes(model)).graph) == len(joined)
+
+
+BYTES = "q1 = QuantizeLinear(x, one, zero) d = DequantizeLinear(q1, one, zero)"
+WEIGHT = "w = DequantizeLinear <axis = 1> (b, t)"
+TURNED = "r = Transpose <perm = [1, 0]> (q1) u = DequantizeLinear(r, one, zero)"
+CENTRED = "w = DequantizeLinear <axis = 1> (b, t, z)"
+OUT = "q2 = QuantizeLinear(m, one, zero) y = DequantizeLinear(q2, one, zero)"
+PRODUCTS = {
+    "rounded": f"{X}(float[4,16] y) {{ {BYTES} {WEIGHT} m = MatMul(d, w) {OUT} }}",
+    "sums": f"{X}(float[4,16] y) {{ {BYTES} {WEIGHT} y = MatMul(d, w) }}",
+    "both": f"{X}(float[4,4] y) {{ {BYTES} {TURNED} y = MatMul(d, u) }}",
+    "gemm": f"{X}(float[4,16] y) {{ {BYTES} {CENTRED} m = Gemm(d, w) {OUT} }}",
+    "gemm_bias": f"{X}(float[4,16] y) {{ {BYTES} {CENTRED} m = Gemm(d, w, bias) {OUT} }}",
+    "gemm_float": f"{X}(float[4,16] y) {{ {BYTES} {CENTRED} y = Gemm(d, w, bias) }}",
+    "gemm_without_zero_points": f"{X}(float[4,16] y) {{ {BYTES} {WEIGHT} m = Gemm(d, w) {OUT} }}",
+    "floats": f"{X}(float[4,16] y) {{ {BYTES} m = MatMul(d, f) {OUT} }}",
+    "weights": f"{X}(float[4,16] y) {{ {WEIGHT} y = MatMul(x, w) }}",
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_products_that_onnxruntime_computes_in_bytes(case: str, tmp_path: Path) -> None:
+    """Which they are, as the model says that it saves: those that are left have no product of floats."""
+    random = np.random.default_rng(0)
+    weights = {"b": random.integers(-8, 8, (32, 16)).astype(np.int8), "t": np.full(16, 0.1, np.float32)}
+    weights |= {"z": np.zeros(16, np.int8), "bias": np.ones(16, np.float32)}
+    weights |= {"f": random.random((32, 16)).astype(np.float32), "one": np.float32(0.1), "zero": np.uint8(128)}
+    names = {name for node in parsed(PRODUCTS[case]).graph.node for name in node.input}
+    model = parsed(PRODUCTS[case], opset=21, ir_version=10, **{n: w for n, w in weights.items() if n in names})
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "joined.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    kinds = {n.op_type for n in onnx.load(tmp_path / "joined.onnx").graph.node}
+    read = ir.from_proto(onnx.shape_inference.infer_shapes(model)).graph
+    assert fusions.multiplies_integers(read) == (not kinds & {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits"}), kinds

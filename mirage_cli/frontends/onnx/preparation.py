@@ -233,7 +233,7 @@ def fix_dimensions(model: ir.Model, options: Options) -> None:
     inputs = {value.name: value for value in model.graph.inputs}
     known = {n for value in inputs.values() for n in _names(value)}
     check_known(options.dims, known)
-    numbers = cache_sizes(model) | dict(options.dims)
+    numbers = told_sizes(model) | dict(options.dims)
     check_inputs(options.shapes, map(str, inputs))
     for name, shape in options.shapes.items():
         _fix_shape(name, inputs[name], shape, numbers)
@@ -259,7 +259,29 @@ def _put_sizes(model: ir.Model, numbers: Mapping[str, sizes.Size]) -> None:
             value.shape = ir.Shape([_fixed(d, numbers) for d in _dims(value)])
 
 
-def cache_sizes(model: ir.Model) -> dict[str, int]:
+def told_sizes(model: ir.Model) -> dict[str, int]:
+    """The symbols that are numbers wherever the model runs."""
+    return _joined_sizes(model) | _cache_sizes(model)
+
+
+def _joined_sizes(model: ir.Model) -> dict[str, int]:
+    """The symbols that are joined to a number: tensors of a Concat differ along its axis alone."""
+    found: dict[str, int] = {}
+    for node in model.graph:
+        axis = node.attributes.get_int("axis", 0)
+        if node.op_type != "Concat" or any(
+            v is None or v.shape is None or len(v.shape) <= abs(axis) for v in node.inputs
+        ):
+            continue
+        beside = [[d for k, d in enumerate(_dims(v)) if k != axis % len(v.shape)] for v in node.inputs if v is not None]
+        for dims in zip(*beside, strict=False):
+            number = next((d for d in dims if isinstance(d, int)), None)
+            symbols = (d for d in dims if isinstance(d, str) and d.isidentifier())
+            found |= {name: number for name in symbols if number is not None}
+    return found
+
+
+def _cache_sizes(model: ir.Model) -> dict[str, int]:
     """The symbols that stand for the size of a head in caches of GroupQueryAttention, which its queries and keys tell."""
     found: dict[str, int] = {}
     for node in model.graph:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from mirage_cli.errors import MirageError
 from mirage_cli.files.output import LIBRARY, MODEL
 from mirage_cli.options.options import Options
 from mirage_cli.runtime import sessions
+from mirage_cli.runtime.example import with_caches
 from mirage_cli.verification.findings import VerifyOptions
 from mirage_cli.verification.story import verify_folder
 from tests.frontends.models import parsed, read
@@ -69,3 +71,14 @@ def test_attention_over_them_is_replaced_and_refuses_what_the_model_does(tmp_pat
             sessions.run(session, feeds(2, 3, 9, 8))
     verified = verify_folder(out, VerifyOptions())
     assert verified.passed and verified.outputs
+
+
+def test_what_is_joined_to_a_number_is_that_number() -> None:
+    text = "g (float[b,2,past,size] k, float[b,2,n,16] new, float[b,other] x) => (float[b,2,all,size] y, float[b,u] z) {"
+    text += " y = Concat <axis = 2> (k, new) z = Concat <axis = -1> (x, x) }"
+    imported = read(parsed(text, opset=17, ir_version=8))
+    assert [str(d) for d in imported.model.graph.inputs[0].shape or ()] == ["b", "2", "past", "16"]
+    assert [str(d) for d in imported.graph.dims(imported.values["y"])] == ["b", "2", "(n+past)", "16"]
+    assert [str(d) for d in imported.graph.dims(imported.values["z"])] == ["b", "2*other"]
+    model = ir.from_proto(parsed(text, opset=17, ir_version=8))
+    assert with_caches(model, {}) == {"size": 16}, "verification draws it so"
