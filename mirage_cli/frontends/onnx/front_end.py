@@ -54,8 +54,8 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
     fix_dimensions(model, options)
     simplify(model, notes, path)
     reading = read_graph(model)
-    longer = ((s, n) for s, n in sorted(reading.least.items()) if n > 1)
-    notes += [f"{s} is taken to be {n} or more: the model fails below that" for s, n in longer]
+    told = {n: "kernels refuse none" if n == 1 else "the model fails below that" for n in reading.least.values()}
+    notes += [f"{s} is taken to be {n} or more: {told[n]}" for s, n in sorted(reading.least.items())]
     notes += [f"{s} is taken to be {n} or less: the model fails above that" for s, n in sorted(reading.most.items())]
     notes += [f"{s} is taken to be {t}: the model fails where they differ" for s, t in sorted(reading.same.items())]
     graph, new = one_spelling(reading.graph)

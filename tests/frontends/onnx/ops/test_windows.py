@@ -159,9 +159,12 @@ def test_a_table_that_is_added_tells_how_long_a_dimension_may_be() -> None:
     )
 
 
-def test_a_table_of_one_row_is_repeated_and_tells_nothing() -> None:
+def test_a_table_of_one_row_is_repeated() -> None:
+    """It tells that there is an element, not how many."""
     rows = ROWS | {"positions": np.zeros((1, 1), np.int64)}
-    assert read(parsed(TABLE, table=noise(1, 3), **rows)).notes == []
+    imported = read(parsed(TABLE, table=noise(1, 3), **rows))
+    assert imported.notes == ["seq is taken to be 1 or more: kernels refuse none"]
+    assert [str(e) for e in imported.graph.dims(imported.values["y"])] == ["batch", "seq", "3"]
 
 
 def test_a_table_that_nothing_is_added_to_tells_nothing() -> None:
