@@ -74,7 +74,9 @@ def test_attention_over_them_is_replaced_and_refuses_what_the_model_does(tmp_pat
 
 
 def test_what_is_joined_to_a_number_is_that_number() -> None:
-    text = "g (float[b,2,past,size] k, float[b,2,n,16] new, float[b,other] x) => (float[b,2,all,size] y, float[b,u] z) {"
+    text = (
+        "g (float[b,2,past,size] k, float[b,2,n,16] new, float[b,other] x) => (float[b,2,all,size] y, float[b,u] z) {"
+    )
     text += " y = Concat <axis = 2> (k, new) z = Concat <axis = -1> (x, x) }"
     imported = read(parsed(text, opset=17, ir_version=8))
     assert [str(d) for d in imported.model.graph.inputs[0].shape or ()] == ["b", "2", "past", "16"]

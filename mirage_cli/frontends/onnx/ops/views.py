@@ -244,7 +244,7 @@ def _slice(call: Call) -> int:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         dim = dimension(axis, rank)
         extent = graph.dims(x)[dim]
-        first_ones = front(extent, end, call.scope.most) if (start, step) == (0, 1) else None
+        first_ones = front(extent, end, call.scope.least, call.scope.most) if (start, step) == (0, 1) else None
         last_ones = tail(extent, start, end, call.scope.least, call.scope.most) if step == 1 else None
         if first_ones is not None:
             fronts[dim], reason = first_ones, f"the first {end} of {extent} elements: there may be fewer"
@@ -261,13 +261,13 @@ def _slice(call: Call) -> int:
     return x
 
 
-def front(extent: Extent, end: Size, most: Mapping[str, int]) -> Extent | None:
+def front(extent: Extent, end: Size, least: Mapping[str, int], most: Mapping[str, int]) -> Extent | None:
     """How many of the first elements of a dimension lie before an `end` that is a size, which may be behind the dimension's
     own where symbols are not above their `most`; None for ends that are no such sizes."""
     if not isinstance(extent, int) or isinstance(end, int) or any(factor < 0 for _, factor in end.terms):
         return None
     try:
-        return _extent(end if sizes.fits(end, extent, most) else sizes.at_most(end, extent))
+        return _extent(sizes.told(sizes.at_most(end, extent), least, most))
     except ValueError:
         return None
 
