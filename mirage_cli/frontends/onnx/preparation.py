@@ -268,12 +268,11 @@ def _joined_sizes(model: ir.Model) -> dict[str, int]:
     """The symbols that are joined to a number: tensors of a Concat differ along its axis alone."""
     found: dict[str, int] = {}
     for node in model.graph:
+        shapes = [_dims(v) for v in node.inputs if node.op_type == "Concat" and v is not None and v.shape is not None]
         axis = node.attributes.get_int("axis", 0)
-        if node.op_type != "Concat" or any(
-            v is None or v.shape is None or len(v.shape) <= abs(axis) for v in node.inputs
-        ):
+        if len(shapes) < len(node.inputs) or not shapes or len(shapes[0]) <= abs(axis):
             continue
-        beside = [[d for k, d in enumerate(_dims(v)) if k != axis % len(v.shape)] for v in node.inputs if v is not None]
+        beside = [[d for k, d in enumerate(dims) if k != axis % len(dims)] for dims in shapes if dims]
         for dims in zip(*beside, strict=False):
             number = next((d for d in dims if isinstance(d, int)), None)
             symbols = (d for d in dims if isinstance(d, str) and d.isidentifier())
