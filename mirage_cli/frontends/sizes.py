@@ -308,6 +308,29 @@ def from_extent(extent: Extent) -> Size:
     return size
 
 
+def first_of(extent: Extent, end: Size, least: Mapping[str, int], most: Mapping[str, int]) -> Extent | None:
+    """How many of the first elements of a dimension lie before an `end` that is a size, which may be behind the dimension's
+    own where symbols are not above their `most`; None for ends that are no such sizes."""
+    if not isinstance(extent, int) or isinstance(end, int) or any(factor < 0 for _, factor in end.terms):
+        return None
+    try:
+        return to_extent(told(at_most(end, extent), least, most))
+    except ValueError:
+        return None
+
+
+def last_of(extent: Extent, start: Size, end: Size, least: Mapping[str, int], most: Mapping[str, int]) -> Extent | None:
+    """How many elements of a dimension lie behind a `start` that is a size and within it; None for other slices."""
+    if not isinstance(extent, int) or isinstance(start, int) or not isinstance(end, int) or end < extent:
+        return None
+    count = extent - start
+    try:
+        inside = counts(count) and at_most(count, extent) == count
+        return to_extent(told(count, least, most)) if inside else None
+    except ValueError:
+        return None
+
+
 # --- text -------------------------------------------------------------------------------------------------------------
 _LIMITED = re.compile(r"min\[([^\[\]]*),(\d+)\]")
 _WHOLE = re.compile(r"\[\[(.*)\]//\[([1-9]\d*)\]\]")

@@ -244,8 +244,8 @@ def _slice(call: Call) -> int:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         dim = dimension(axis, rank)
         extent = graph.dims(x)[dim]
-        first_ones = front(extent, end, call.scope.least, call.scope.most) if (start, step) == (0, 1) else None
-        last_ones = tail(extent, start, end, call.scope.least, call.scope.most) if step == 1 else None
+        first_ones = sizes.first_of(extent, end, call.scope.least, call.scope.most) if (start, step) == (0, 1) else None
+        last_ones = sizes.last_of(extent, start, end, call.scope.least, call.scope.most) if step == 1 else None
         if first_ones is not None:
             fronts[dim], reason = first_ones, f"the first {end} of {extent} elements: there may be fewer"
             continue
@@ -259,29 +259,6 @@ def _slice(call: Call) -> int:
     if fronts:  # a kernel would read beyond the end where the model fails
         raise Unread(reason, [fronts.get(d, e) for d, e in enumerate(graph.dims(x))])
     return x
-
-
-def front(extent: Extent, end: Size, least: Mapping[str, int], most: Mapping[str, int]) -> Extent | None:
-    """How many of the first elements of a dimension lie before an `end` that is a size, which may be behind the dimension's
-    own where symbols are not above their `most`; None for ends that are no such sizes."""
-    if not isinstance(extent, int) or isinstance(end, int) or any(factor < 0 for _, factor in end.terms):
-        return None
-    try:
-        return _extent(sizes.told(sizes.at_most(end, extent), least, most))
-    except ValueError:
-        return None
-
-
-def tail(extent: Extent, start: Size, end: Size, least: Mapping[str, int], most: Mapping[str, int]) -> Extent | None:
-    """How many elements of a dimension lie behind a `start` that is a size and within it; None for other slices."""
-    if not isinstance(extent, int) or isinstance(start, int) or not isinstance(end, int) or end < extent:
-        return None
-    count = extent - start
-    try:
-        inside = sizes.counts(count) and sizes.at_most(count, extent) == count
-        return _extent(sizes.told(count, least, most)) if inside else None
-    except ValueError:
-        return None
 
 
 def _bounds(call: Call, name: str, i: int) -> list[Size]:
