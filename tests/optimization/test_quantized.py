@@ -183,8 +183,8 @@ def test_what_onnxruntime_joins_is_not_taken_apart_by_force(tmp_path: Path, cach
 
 @pytest.mark.parametrize("force", [False, True])
 def test_products_between_quantised_tensors_stay(force: bool, tmp_path: Path, cache: Path) -> None:
-    """What `quantize_static` writes: a CPU has one operator of integers of the three, and a kernel of floats took 2.5 times as
-    long beside what was left."""
+    """What `quantize_static` writes: a CPU has one operator of integers of the three, and kernels of floats made it 1.6 times
+    as long beside what was left."""
     random = np.random.default_rng(5)
     floats = {"w": (256, 512), "b": (512,), "v": (512, 256)}
     weights = {name: random.standard_normal(dims).astype(np.float32) for name, dims in floats.items()}
