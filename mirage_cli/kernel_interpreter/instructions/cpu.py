@@ -28,7 +28,7 @@ WHOLE = {
 }  #: bits, those turned in panels
 DEPTH = 128  #: positions that are rounded together at most (`rounded.hpp`)
 LINE, CHUNK = 16, 64  #: positions of which there is room for multiples, and of levels (`levels.hpp`)
-MOST_AT_ONCE = 1 << 11  #: lanes that run side by side, where they are not as many already
+MOST_AT_ONCE = 1 << 13  #: lanes that run side by side, where they are not as many already
 WIDE = {"Sum::Wide": "double", "Max::Wide": "float"}
 for _name, _type in WIDE.items():
     registry.CONVERSIONS[_name] = as_type(_type)
