@@ -226,15 +226,15 @@ static double rows_multiplied() {
 }
 
 // Multiply-adds, times two, of one core and of all at once, and such that are split for matrix instructions; bytes that all read of
-// memory in small and in large pages; multiply-adds, times two, of all cores in products with packed weights: 16 rows with such that
-// caches hold, 16 and 128 with such in memory; and 128 rows with others that caches hold.
+// memory in small pages; multiply-adds, times two, of all cores in products with packed weights: 16 rows with such that
+// caches hold, 1, 16 and 128 with such in memory; and 128 rows with others that caches hold.
 static double kinds(int letter, bool instructions) {
   switch (letter) {
     case 'o': return multiplied(1);
     case 'a': return multiplied(threads);
     case 'x': return instructions ? split_products() : 0.0;
     case 'r': return reading(MADV_NOHUGEPAGE);
-    case 'R': return reading(MADV_HUGEPAGE);
+    case 'p': return rows_multiplied<1, FROM_MEMORY>();
     case 'f': return rows_multiplied<FEW, FROM_CACHES>();
     case 'c': return rows_multiplied<FEW, FROM_MEMORY>();
     case 'm': return rows_multiplied<MANY, FROM_MEMORY>();

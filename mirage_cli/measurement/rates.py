@@ -45,9 +45,9 @@ DEEP = 4  #: times as many summed positions of long sums, as in feed-forward lay
 ROUNDS = 6  #: of what is done in turns
 SMALL = 2  #: readings of small pages, of which the fastest counts
 PAIRED = ("c", "few", "f", "m", "many")  #: products that tell how fast a round is: letters of rates.cpp, and words
-REST = ("o", "a", "x", "R", "one", "s", "long", "least", "alone", "split")  #: what else there is in each
+REST = ("o", "a", "x", "p", "one", "s", "long", "least", "alone", "split")  #: what else there is in each
 PEAKS = ("o", "a", "x")  #: what nothing makes faster than a machine is: the fastest reading counts
-STEPS = 30  #: of a bisection
+STEPS, TURNS = 30, 3  #: of a bisection, and of what is found by going on
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
 LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
 AGAIN = {"least": 40, "alone": 8, "split": 8}  #: runs of short chains, of which the fastest counts
@@ -61,11 +61,11 @@ class Rates:
     one_core: A[float, says("Multiply-adds of float32 a second, times two, of one core alone.")]
     all_cores: A[float, says("The same of all cores at once.")]
     bandwidth: A[float, says("Bytes a second that all cores read of memory.")]
-    large_pages: A[float, says("The same of memory in large pages, in which sessions pack weights.")]
+    large_pages: A[float, says("Bytes a second that packed products of one row read of memory, in large pages.")]
     library: A[float, says("Multiply-adds a second, times two, of products of 128 rows in onnxruntime.")]
     library_few: A[float, says("The same of 16 rows.")]
     library_deep: A[float, says("The same of 128 rows, over four times as many summed positions.")]
-    library_bandwidth: A[float, says("Bytes of weights a second that its products of one row read.")]
+    library_bandwidth: A[float, says("Bytes a second that its products of one row read.")]
     operator_us: A[float, says("Microseconds of an operator of onnxruntime with next to nothing to do.")]
     fork_us: A[float, says("Microseconds more that an operator takes for handing parts of itself to other threads.")]
     panels: A[
@@ -139,11 +139,10 @@ class Rates:
             ROWS * flops / self.panels,
         )
         overlap = _overlap(few, read, cold)
-        work = _work(read, many, overlap)
-        row = max(work - few, work / 2) / (ROWS - FEW_ROWS)
+        row, panel = _of_row(read, few, many, overlap)
         return {
             "panel_rate": min(1.0, flops / row / self.all_cores),
-            "panel_half": max(few / row - FEW_ROWS, 0.0),
+            "panel_half": panel / row,
             "overlap": overlap,
         }
 
@@ -192,31 +191,22 @@ def measure(compiler: Tool) -> Rates:
             small = max(float(own.ask("r")) for _ in range(SMALL))
             rounds = [_round(own, chains, (*PAIRED, *REST)) for _ in range(ROUNDS)]
     rate = _typical(rounds)
-    usual, flops = rate["many"], WEIGHTS / 2  # of a row
-    operator = 1e6 / max(own["least"] for own in rounds) / OPERATORS  # what disturbs it only adds to its time
-    fork = 1e6 / SOME * statistics.median(1 / own["split"] - 1 / own["alone"] / cores() for own in rounds)
-    read = WEIGHTS * rate["one"]
-    bandwidth = max(small, read)
+    operator = max(_least(rounds, "least") / OPERATORS, 0.05)
+    fork = max((_least(rounds, "split") - _least(rounds, "alone") / cores()) / SOME, 0.2)
     found = {
         "one_core": rate["o"],
         "all_cores": rate["a"],
-        "bandwidth": bandwidth,
-        "large_pages": max(bandwidth, rate["R"]),
-        "library": ROWS * flops * usual,
-        "library_few": FEW_ROWS * flops * rate["few"],
-        "library_deep": ROWS
-        * flops
-        / 2
-        / max(1 / rate["long"] - 0.5 / usual, 0.125 / usual),  # half of its sums are long
-        "library_bandwidth": read,
-        "operator_us": max(operator, 0.05),
-        "fork_us": max(fork, 0.2),
+        "operator_us": operator,
+        "fork_us": fork,
+        **_of_library(rate, 1e-6 * (fork + _starting(operator))),
         "panels": rate["m"],
         "panels_few": rate["f"],
         "panels_cold": rate["c"],
+        "large_pages": _read_by_panels(rate),
         "stored": rate["s"],
         "split": rate["x"],
     }
+    found["bandwidth"] = max(small, found["library_bandwidth"])
     return Rates(cores(), **_rounded(found))
 
 
@@ -234,7 +224,60 @@ def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {k: x * max(means) for k, x in typical.items()} | highest
 
 
+def _least(rounds: Sequence[Mapping[str, float]], kind: str) -> float:
+    """Microseconds of the fastest run of a short chain: what disturbs it only adds to its time."""
+    return 1e6 / max(own[kind] for own in rounds)
+
+
 # ---- constants -------------------------------------------------------------------------------------------------------
+def _starting(operator_us: float) -> float:
+    """Microseconds of a product of onnxruntime beside its work, on one thread, as `original.py` has them."""
+    usual = architectures.data("cpu")
+    return operator_us * (float(usual["launch_us"]) + float(usual["kernel_us"])) / float(usual["cpu"]["operator_us"])
+
+
+def _of_library(rate: Mapping[str, float], start: float) -> dict[str, float]:
+    """What products of onnxruntime reach, beside the seconds in which each starts."""
+    starts = {"many": LAYERS, "few": LAYERS, "one": LAYERS // DEEP, "long": LAYERS // DEEP}
+    many, few, one, long = (max(1 / rate[k] - n * start, 0.5 / rate[k]) for k, n in starts.items())
+    rows, read = 2 * WEIGHTS / WIDTH, one  # bytes of a row; seconds
+    for _ in range(TURNS):
+        moved = [read * (1 + n * rows / WEIGHTS) for n in (ROWS, FEW_ROWS)]
+        work, overlap = _shared(many, few, (moved[0], moved[1]))
+        read = _read(one, work / ROWS, overlap)
+    flops = WEIGHTS / 2  # of a row
+    return {
+        "library": ROWS * flops / many,
+        "library_few": FEW_ROWS * flops / few,
+        "library_deep": ROWS * flops / 2 / max(long - many / 2, many / 8),  # half of its sums are long
+        "library_bandwidth": WEIGHTS / read,
+    }
+
+
+def _read_by_panels(rate: Mapping[str, float]) -> float:
+    """Bytes a second that packed products of one row read, beside what they multiply."""
+    flops = WEIGHTS / 2  # of a row
+    one, few, cold, many = (n * flops / rate[k] for k, n in (("p", 1), ("f", FEW_ROWS), ("c", FEW_ROWS), ("m", ROWS)))
+    read = one
+    for _ in range(TURNS):
+        overlap = _overlap(few, read, cold)
+        row, panel = _of_row(read, few, many, overlap)
+        read = _read(one, row + panel, overlap)
+    return WEIGHTS / read
+
+
+def _of_row(read: float, few: float, many: float, overlap: float) -> tuple[float, float]:
+    """(seconds of a row, of the panels) of packed products of FEW_ROWS rows from caches and ROWS rows from memory."""
+    work = _work(read, many, overlap)
+    row = max(work - few, work / 2) / (ROWS - FEW_ROWS)
+    return row, max(few - FEW_ROWS * row, 0.0)
+
+
+def _read(both: float, work: float, overlap: float) -> float:
+    """The time of reading where it takes `both` with a little work."""
+    return max(both - (1 - overlap) * work, both / 2)
+
+
 def _joint(work: float, read: float) -> Callable[[float], float]:
     """The time of work and of reading by the share of the shorter one that is done at the time of the other."""
     return lambda overlap: max(work, read) + (1 - overlap) * min(work, read)
@@ -288,7 +331,7 @@ class _Chains:
         least, alone, split = (
             _chain("Sigmoid", n, ("n",), {}, threads) for n, threads in ((OPERATORS, 1), (SOME, 1), (SOME, cores()))
         )
-        self.runs = {"many": (usual, x), "few": (usual, x[:FEW_ROWS]), "one": (usual, x[:1]), "long": (long, x)}
+        self.runs = {"many": (usual, x), "few": (usual, x[:FEW_ROWS]), "one": (long, x[:1]), "long": (long, x)}
         self.runs |= {"least": (least, y[:LEAST]), "alone": (alone, y), "split": (split, y)}
         for kind in self.runs:
             self.seconds(kind)  # a first run takes memory
@@ -299,7 +342,7 @@ class _Chains:
 
         rng = np.random.default_rng(0)
         rows = [rng.standard_normal((d // LAYERS, w), dtype=np.float32) / np.float32(d**0.5) for d, w in shapes]
-        own = [np.tile(rows[k % len(shapes)] * np.float32(1 + k / LAYERS), (LAYERS, 1)) for k in range(count)]
+        own = [rows[k % len(shapes)] * np.float32(1 + k / LAYERS) for k in range(count)]
         return _chain("MatMul", count, ("rows", WIDTH), {f"w{k}": w for k, w in enumerate(own)})
 
     def seconds(self, kind: str) -> float:
@@ -307,16 +350,22 @@ class _Chains:
         return _seconds(*self.runs[kind], AGAIN.get(kind, 1))
 
 
-def _chain(kind: str, length: int, shape: tuple[int | str, ...], weights: Any, threads: int | None = None) -> Any:
-    """A session of operators one behind the other, each with its weight if there are any, on as many threads as asked for."""
+def _chain(kind: str, length: int, shape: tuple[int | str, ...], rows: Any, threads: int | None = None) -> Any:
+    """A session of operators one behind the other, on as many threads as asked for; each with its weight if there are any,
+    which is its `rows` LAYERS times: sessions repeat them when they are made, and models stay small."""
     from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415 - as above
 
     from mirage_cli.runtime import sessions  # noqa: PLC0415
 
-    own = list(weights)
-    nodes = [helper.make_node(kind, [f"h{k}", *own[k : k + 1]], [f"h{k + 1}"]) for k in range(length)]
+    own = list(rows)
+    times = helper.make_tensor("times", TensorProto.INT64, (2,), (LAYERS, 1))
+    nodes = [helper.make_node("Tile", [name, "times"], [f"{name}_repeated"]) for name in own]
+    nodes += [
+        helper.make_node(kind, [f"h{k}", *(f"{name}_repeated" for name in own[k : k + 1])], [f"h{k + 1}"])
+        for k in range(length)
+    ]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("h0", f"h{length}")]
-    stored = [numpy_helper.from_array(w, name) for name, w in weights.items()]
+    stored = [times, *(numpy_helper.from_array(w, name) for name, w in rows.items())]
     graph = helper.make_graph(nodes, "rates", ends[:1], ends[1:], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return sessions.session(model.SerializeToString(), threads=threads or cores())

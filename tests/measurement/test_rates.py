@@ -34,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Tool]:
 def test_this_machine_has_rates(cxx: Toolchain) -> None:
     found = rates.measure(cxx.cxx)
     assert all(0 < x < math.inf for x in astuple(replace(found, split=found.split or 1.0)))
-    assert found.large_pages >= found.bandwidth >= found.library_bandwidth
+    assert found.bandwidth >= found.library_bandwidth
     changed_target(found.changes(), "")
 
 
@@ -45,7 +45,7 @@ def test_many_cores_with_small_caches_read_what_there_is(cxx: Toolchain, tmp_pat
     command = (*cxx.cxx.command, *flags, str(templates / "rates.cpp"), "-o", "rates")
     subprocess.run(command, cwd=tmp_path, check=True)
     run = (str(tmp_path / "rates"), "96", str(16 << 20))
-    done = subprocess.run(run, input="oaxrRfcms", capture_output=True, text=True, check=False)
+    done = subprocess.run(run, input="oaxrpfcms", capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.split()) == 9
 
@@ -178,6 +178,40 @@ def test_constants_of_products_come_from_their_times() -> None:
     for rows, rate in ((few, SOME.library_few), (many, SOME.library)):
         assert library(rows) == pytest.approx(rows * flops / rate, rel=0.02)
     assert constants["library_deep"] == pytest.approx((1.5 / 1.2 - 1) / 2, rel=0.01)
+
+
+def test_what_is_read_is_told_from_what_starts_and_multiplies() -> None:
+    """A machine that reads 20 GB/s, starts a product in 10 us, takes 150 us for a row and 400 us for panels, and does two
+    fifths of the shorter of reading and multiplying beside the other."""
+    read, start, row, panel = rates.WEIGHTS / 2e10, 1e-5, 1.5e-4, 4e-4
+
+    def taken(work: float, moved: float) -> float:
+        return max(work, moved) + 0.6 * min(work, moved)
+
+    def theirs(rows: int, products: int) -> float:
+        moved = read * (1 + 2 * rows / rates.WIDTH)
+        return 1 / (taken(rows * row, moved) + products * start)
+
+    deep, usual = rates.LAYERS // rates.DEEP, rates.LAYERS
+    rate = {"many": theirs(rates.ROWS, usual), "few": theirs(rates.FEW_ROWS, usual), "long": theirs(rates.ROWS, deep)}
+    rate["one"] = 1 / (taken(row, read) + deep * start)
+    library = rates._of_library(rate, start)
+    assert library["library_bandwidth"] == pytest.approx(2e10, rel=0.02)
+    assert library["library_deep"] == pytest.approx(library["library"], rel=0.01)
+    assert rates._of_library(rate, 0.0)["library_bandwidth"] < 1.98e10  # what starts was there
+
+    work = {n: n * row + panel for n in (1, rates.FEW_ROWS, rates.ROWS)}
+    flops = {n: n * rates.WEIGHTS / 2 for n in work}
+    few, many = rates.FEW_ROWS, rates.ROWS
+    own = {"p": flops[1] / taken(work[1], read), "c": flops[few] / taken(work[few], read)}
+    own |= {"f": flops[few] / work[few], "m": flops[many] / taken(work[many], read)}
+    assert rates._read_by_panels(own) == pytest.approx(2e10, rel=0.02)
+    assert rates.WEIGHTS * own["p"] / flops[1] < 1.8e10  # beside what a row takes
+
+
+def test_a_fork_is_told_by_the_fastest_runs() -> None:
+    rounds = [{"alone": 1e3, "split": 1.8e3}, {"alone": 1e2, "split": 1.8e3}, {"alone": 1e3, "split": 2e2}]
+    assert [rates._least(rounds, k) for k in ("alone", "split")] == pytest.approx([1000.0, 555.6], rel=1e-3)
 
 
 def test_what_was_not_measured_follows_what_was() -> None:

@@ -62,8 +62,10 @@ MIRAGE_INLINE void packed_block(Result c, const float* a, int64_t lda, const T* 
                     __builtin_prefetch(reinterpret_cast<const char*>(column(k, v)) + fetched, 0, 2);
                 add(k);
             }
-        else
+        else {
+#pragma GCC unroll 8  // counting is a tenth of the instructions, and decoding them bounds a core that others share
             for (int k = first; k < last; ++k) add(k);
+        }
         for (int r = 0; r < ROWS; ++r)
             for (int v = 0; v < VECTORS; ++v) {
                 float* const to = c.data + r * c.row + v * LANES;
