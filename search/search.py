@@ -220,7 +220,8 @@ class Searcher:
         candidates = [c for o in ways for c in roomy(self._candidate(o, floor))]
         best = min((c.order[0] for c in candidates), default=math.inf)
         if not target.threaded or best - self._floor(program, target) > FAR_FROM_FLOOR * target.launch_us:
-            first = unpacked(program) if target.threaded else whole_products(program)
+            first = unpacked(program) if target.threaded else []
+            first = first if len(first) > 1 else whole_products(program)
             candidates += [r for c in self._behind(program, first, target, floor, total) for r in roomy(c)]
         self._note(best_us=min((c.predicted_us for c in candidates), default=None))
         budget, hopeful, hopeless = (total.values + n for n in (MAX_CUT_VALUES, HOPEFUL_VALUES, HOPELESS))
@@ -277,7 +278,7 @@ class Searcher:
         """Kernel graphs for a program with results that have nothing in common but what they read: the best of each, and the
         best of each among those whose kernels can be started together."""
         total, found, options = SearchStatistics(), list[list[Candidate]](), self.options
-        whole = [0 if target.threaded else len(whole_products(part)) - 1 for part, _ in parts]
+        whole = [len(whole_products(part)) - 1 for part, _ in parts]
         for (part, labels), extra in zip(parts, whole, strict=True):
             more = self._of_part(labels, options.max_kernels - len(parts) + 1 + extra)
             own = self._also(replace(more, schedules=SHAPES * options.schedules)).search(part, target)

@@ -33,9 +33,11 @@ from mirage_cli.search.schedules.products import (
     Sizes,
     along_rows,
     as_stored,
+    by_elements,
     by_matrices,
     in_panels,
     may_be_packed,
+    sectors,
     splits,
 )
 from mirage_cli.search.schedules.schedule import Prediction, Schedule
@@ -228,14 +230,16 @@ class _Estimate:
 
     def run(self) -> Predictions:
         """Time, memory and traffic."""
-        traffic = work = shared = fragment = 0.0 * self.ones
+        traffic = work = shared = fragment = alone = 0.0 * self.ones
         matrix: dict[str, Floats] = {}
         for o in self.g.ops:
             repeat, n = self.repeat(o), self.own(o)
             if o.op == "load":
                 dtype = self.m.source[o.source_value or ""].dtype
                 bytes_ = n * dtype.size
-                traffic = traffic + bytes_ * repeat
+                runs = self.segment(o)
+                traffic = traffic + bytes_ * repeat * (sectors(*runs) if self.t.threaded else 1.0)
+                alone = alone + n * repeat * by_elements(*runs)
                 if o.name in self.m.words:
                     continue  # read where sessions have packed them
                 if dtype.per_byte > 1:
@@ -268,7 +272,7 @@ class _Estimate:
             traffic = traffic + 8 * sum(self.own(o) for o in self.g.ops if o.op == "grid_sum")
             exchange = (self.t.fitted(Block) if self.t.threaded else self.t.fitted(Cpu)).exchange_us
         if self.t.threaded:
-            us = self.gpu_time(traffic, work, matrix, shared, fragment)
+            us = self.gpu_time(matrix, traffic, work, shared, fragment, alone)
         else:
             us = self.cpu_time(shared)
         return Predictions(us + exchange, np.floor(shared), traffic * self.blocks)
@@ -420,10 +424,9 @@ class _Estimate:
         return t.launch_us + slowest
 
     # --- GPUs ---------------------------------------------------------------------------------------------------------
-    def gpu_time(
-        self, traffic: Floats, work: Floats, matrix: Mapping[str, Floats], shared: Floats, fragment: Floats
-    ) -> Floats:
-        """Microseconds on a GPU."""
+    def gpu_time(self, matrix: Mapping[str, Floats], *each: Floats) -> Floats:
+        """Microseconds on a GPU; `each` block's bytes, work, shared memory, results, and elements that are loaded alone."""
+        traffic, work, shared, fragment, alone = each
         t, c, blocks, warps = self.t, self.t.fitted(Block), self.blocks, self.s.warps
         resident = np.minimum(t.shared_total // np.maximum(shared, 1), np.minimum(t.threads // (32 * warps), 8))
         resident = np.maximum(1, resident)
@@ -431,12 +434,11 @@ class _Estimate:
         used = np.minimum(1.0, blocks / t.units)
         memory = self.m.once / t.bandwidth / np.maximum(used, 1e-9) ** 0.5 * 1e6
         cache = traffic * blocks / (t.bandwidth * c.cache_factor) / used * 1e6
-        compute = 0.0 * blocks
-        for name, f in matrix.items():
-            compute = compute + f * blocks / (t.rate(DType(name, 0, "float")) * c.matrix_efficiency)
-        compute = (compute + work * blocks / t.special) / used * 1e6
+        multiplied = sum(f / t.rate(DType(name, 0, "float")) for name, f in matrix.items()) / c.matrix_efficiency
+        compute = blocks * (multiplied + work / t.special) / used * 1e6
         barriers = len([o for o in self.g.ops if o.phase == BODY and o.op in BARRIER_OPS])
         chain = waves * (t.latency_us + self.steps * (c.step_us / np.minimum(resident, 2) + c.barrier_us * barriers))
+        chain = chain + waves * c.single_us * alone / (32 * warps)
         spill = np.where(fragment / (32 * warps) <= 128, 1.0, c.spilled)
         slowest: Floats = np.maximum(np.maximum(memory, cache), np.maximum(compute * spill, chain))
         return t.launch_us + c.slower * slowest

@@ -66,6 +66,7 @@ class Block:
     slower: float  #: how much slower kernels were than the other terms say
     step_us: float  #: microseconds of an iteration: barriers, first bytes
     barrier_us: float  #: microseconds of an iteration for each barrier in it
+    single_us: float  #: microseconds of a thread for an element that it loads by itself
     spilled: float  #: how much longer products take whose results the registers do not hold
     exchange_us: float  #: microseconds for clearing the counters and reading the shares of other blocks
     library_rate: float  #: share of the matrix rate that libraries reach

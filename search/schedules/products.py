@@ -1,8 +1,9 @@
-"""What products take on one core of a CPU, in seconds, by how their operands lie."""
+"""How operands of products lie: what they take on one core of a CPU, in seconds, and how GPUs bring them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.lax.ir.program import Program, Source
-from mirage_cli.search.mugraph.mugraph import BlockGraph, BlockOp
+from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockGraph, BlockOp
 from mirage_cli.search.schedules.fitted import Cpu
 from mirage_cli.search.schedules.target import Target
 
@@ -21,6 +22,8 @@ PANEL = 16  #: columns of a panel of packed weights
 SPLIT_ROWS = 64  #: rows from which packed float32 is split for matrix instructions; fewer wait for memory
 SPLIT_STEP = 32  #: summed positions of one of these, as in include/mirage/cpu/split.hpp
 SPLIT_BYTES = 1.5  #: bytes of split numbers over those of float32
+SECTOR = 32  #: bytes that a GPU's second-level cache gives at least
+FEWEST = 4  #: bytes of a chunk of a GPU: what has no whole ones is loaded element by element
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -85,3 +88,28 @@ def along_rows(program: Program, graph: BlockGraph, o: BlockOp, axes: frozenset[
 def may_be_packed(source: Source) -> bool:
     """True if sessions pack a weight for products on a CPU."""
     return source.constant and source.dtype.per_byte == 1 and source.dtype.name in ("f32", "f16", "bf16")
+
+
+def held_along(graph: BlockGraph, o: BlockOp, axes: Mapping[str, frozenset[str]]) -> bool:
+    """True for a load in front of the loop of what the loop walks: rows whose sums it needs from the first iteration on."""
+    return o.op == "load" and o.phase != BODY and graph.loop in axes[o.name]
+
+
+def may_hold(program: Program, graph: BlockGraph, o: BlockOp) -> bool:
+    """True if such a load may be a tile: of a known length, walked by every block alone, and summed in front of the loop."""
+    summed = any(o.name in r.inputs and r.op == "sum" and r.phase == BODY for r in graph.ops)
+    known = all(isinstance(s.extent, int) for s in program.input(o.source_value).access)
+    return o.phase == PROLOGUE and not summed and known and graph.loop not in graph.split
+
+
+def sectors(segment: Floats, apart: Floats) -> Floats:
+    """How many times as many bytes come to a GPU's multiprocessor than a tile takes whose runs of `segment` bytes begin
+    `apart` from one another: whole sectors do."""
+    times: Floats = np.maximum(1.0, np.minimum(apart, SECTOR) / segment)
+    return times
+
+
+def by_elements(segment: Floats, apart: Floats) -> Bools:
+    """Whether a GPU loads such a tile element by element, since its runs are no whole chunks."""
+    alone: Bools = (segment % FEWEST != 0) | (apart % FEWEST != 0)
+    return alone

@@ -25,6 +25,7 @@ from mirage_cli.search.mugraph.visible import expected, walked
 from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.cost import number
 from mirage_cli.search.schedules.fitted import Clusters
+from mirage_cli.search.schedules.products import held_along, may_hold
 from mirage_cli.search.schedules.schedule import Schedule, padded_depths
 from mirage_cli.search.schedules.target import Target
 
@@ -150,7 +151,9 @@ def roles(program: Program, graph: BlockGraph) -> Roles:
     if any(o.dtype is None or o.dtype.name not in ("f16", "bf16", "f32") for o in products(graph)):
         raise Refused("products are not of a type that kernels multiply")
     axes = graph.axes_of(program)
-    if any(o.op == "load" and o.phase != BODY and graph.loop in axes[o.name] for o in graph.ops):
+    early = {o.name for o in graph.ops if o.phase != BODY and graph.loop in axes[o.name]}
+    held_operand = any(not early.isdisjoint(o.inputs) for o in products(graph))
+    if held_operand or not all(may_hold(program, graph, o) for o in graph.ops if held_along(graph, o, axes)):
         raise Refused("a tile would be held whole along the loop")
     _check_outside(graph)
     _check_aligned(program, graph)
@@ -286,7 +289,10 @@ class Shape:
         self.rings: list[tuple[int, float]] = []  # bytes of a stage's tiles, and those of them that lie side by side
         self.lines = 0.0  # pieces of memory lines that a stage takes
         for o in graph.ops:
-            if o.op == "load" and (o.name in operands | smalls or self._feeds(o.name, operands)):
+            if held_along(graph, o, self.axes):
+                elements = math.prod(self.size(a, PROLOGUE) for a in self.axes[o.name])
+                self.kept += math.ceil(elements * reads[o.source_value or ""] / 128) * 128
+            elif o.op == "load" and (o.name in operands | smalls or self._feeds(o.name, operands)):
                 whole = o.name in operands | smalls or any(
                     o.name in u.inputs and u.name not in operands for u in graph.ops
                 )

@@ -19,7 +19,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.dtypes import F32
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import given_limits
-from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
+from mirage_cli.search.mugraph.mugraph import BODY, EPILOGUE, GRID, PROLOGUE, BlockGraph
 from mirage_cli.search.mugraph.visible import shown
 from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.cost import bytes_once, floor_us, number
@@ -37,6 +37,7 @@ from mirage_cli.search.schedules.strip import (
     products,
     resident,
     roles,
+    small_products,
     units_for,
 )
 from mirage_cli.search.schedules.target import Target
@@ -61,12 +62,15 @@ def shapes(program: Program, graph: BlockGraph, target: Target, r: Roles) -> Ite
     alone together. Raises Refused where clusters lack."""
     if graph.split and (len(graph.split) != 1 or not target.features.clusters):
         raise Refused("a reduction over blocks needs clusters")
+    results = [*_results(program, graph, r.axes)]
     along_rows = [a for a in r.sides.rows & _result(program) if a != graph.loop]
     for tiles in itertools.product(*(_tiles(program, graph, r, a) for a in graph.grid)):
         tile = dict(zip(graph.grid, tiles, strict=True))
         rows = math.prod(_held(program, tile, a) for a in along_rows)
         cols = math.prod(tile[a] for a in r.sides.cols if a in tile and a not in graph.split)
-        if not 1 <= rows <= ROWS[-1] or (cols > HELD_COLUMNS):
+        several = {a.name for a in program.axes if _held(program, tile, a.name) > 1}
+        fit = all(len({own & several for own in axes}) == 1 for axes in results)
+        if not 1 <= rows <= ROWS[-1] or (cols > HELD_COLUMNS) or not fit:
             continue
         depths = _depths(program, graph, r)
         for loop, warps in itertools.product(depths, WARPS):
@@ -86,6 +90,33 @@ def shapes(program: Program, graph: BlockGraph, target: Target, r: Roles) -> Ite
                 shape = Shape(program, graph, s, r)
                 if stages := _stages(shape, target):
                     yield shape, stages
+
+
+def _results(
+    program: Program, graph: BlockGraph, axes: Mapping[str, frozenset[str]]
+) -> Iterator[frozenset[frozenset[str]]]:
+    """For each output that is computed from strips behind the loop, the axes that it has and those that they have."""
+    multiplied = {o.name for o in products(graph)}
+    strips = {o.name: {o.name} for o in graph.ops if o.op == "accum" and o.inputs[0] in multiplied}
+    strips |= {o.name: {o.name} for o in small_products(graph)}
+    for o in graph.ops:
+        if o.phase in (EPILOGUE, GRID) and o.op not in ("accum", "contract"):
+            strips[o.name] = set[str]().union(*(strips.get(i, ()) for i in o.inputs))
+    for n, name in enumerate(graph.outputs):
+        if strips.get(name):
+            stored = frozenset(s.axis for s in program.outputs[n].access if s.axis is not None)
+            yield frozenset({axes[name] | stored, *(axes[v] for v in strips[name])})
+
+
+def _summed_first(shape: Shape) -> float:
+    """Elements that a lane sums in front of the loop of rows that are held along it: a warp has a row at a time."""
+    total = 0.0
+    for o in shape.g.ops:
+        if o.phase == PROLOGUE and o.op in ("sum", "top") and shape.g.loop in o.over:
+            rows = math.prod(shape.size(a, PROLOGUE) for a in shape.axes[o.name])
+            whole = math.prod(shape.size(a, PROLOGUE) for a in o.over)
+            total += math.ceil(rows / shape.s.warps) * whole / 32
+    return total
 
 
 def _depths(program: Program, graph: BlockGraph, r: Roles) -> list[int]:
@@ -244,6 +275,7 @@ def _numbers(shape: Shape, target: Target) -> dict[str, float]:
         "elementwise": shape.elementwise(c.computed_price),
         "steps": shape.steps(),
         "clocks": shape.clocks() if multiply_together(s, target) else 0.0,
+        "first": _summed_first(shape),
         "operands": shape.operand_bytes() if shape.across > 1 else 0.0,
     }
 
@@ -304,6 +336,7 @@ def predictions(
     copies = busiest * all_turns * np.maximum(c.piece_us * n["lines"], stage / c.copied)
     cache = blocks * all_turns * stage / (target.bandwidth * c.cache_factor * used / target.units) * 1e6
     fixed = c.launch_us + c.wave_us * (waves - 1) + np.array([_met_us(c, int(k)) for k in n["cluster"]])
+    fixed = fixed + np.where(n["first"] > 0, c.latency_us + c.element_us * n["first"], 0.0) * waves
     slowest = sum(b**c.together for b in (loop * waves, memory, cache, copies)) ** (1 / c.together)
     return Predictions(fixed + slowest + c.merge_us * n["merge"] * waves, shared, blocks * all_turns * stage)
 

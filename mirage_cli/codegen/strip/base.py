@@ -169,8 +169,7 @@ class StripBase(StripCounts):
         stored = [s.axis for s in slots if s.axis is not None and self.shapes.size(s.axis, phase) > 1]
         if not stored or slots[-1].axis != stored[-1]:
             raise Refused(f"{o.source_value} is not contiguous along what a tile holds of it")
-        if phase == PROLOGUE and self.loop_axis in stored:
-            raise Refused(f"{o.source_value} would be held whole along the loop")
+        along = phase == PROLOGUE and self.loop_axis in stored
         inner_depth = stored[-1] in depth
         run: list[str] = []
         for axis in reversed(stored):
@@ -184,7 +183,9 @@ class StripBase(StripCounts):
         self.check_aligned(source, dtype, run)
         outer_sizes, inner_sizes = self.group_sizes(outer, phase), self.group_sizes(run, phase)
         n_outer, n_inner = self.padding(outer_sizes, inner_sizes, depth, side, dtype)
-        if not outer and self.only_computed(load):
+        if along:
+            n_outer, n_inner = count(outer_sizes), padded(count(inner_sizes), int(CHUNK / dtype.size))
+        elif not outer and self.only_computed(load):
             n_outer = 1
         tile = OperandTile(
             load,
@@ -262,7 +263,7 @@ class StripBase(StripCounts):
             tile = self.s.tile(a) or (self.s.loop if a == self.loop_axis else 0)
             if tile * each % vector:
                 raise Refused(f"tiles of {source.name} are not aligned to {CHUNK} bytes")
-            each *= self.shapes.size(a, BODY) if self.packed else 1
+            each *= self.shapes.size(a, BODY)
 
     def loads(self, tiles: Sequence[OperandTile]) -> list[ir.Statement]:
         """Start copying tiles."""
@@ -279,6 +280,8 @@ class StripBase(StripCounts):
             valid = k.cast("int", k.call("min", *(k.converted("offset_t", n or 0) for n in (valid, left))))
         threads, thread = self.sharing(t.ring)
         pitch = [self.even(t)] if t.kind != "BlockTile" else []
+        if t.along(self.loop_axis):
+            return k.run("read_tile", self.held(t), thread, valid, self.row_of(t), static=[threads])
         static: list[Value] = [threads, *pitch, not self.row_inside(t)]
         return k.run(LOADERS[t.kind], self.held(t), thread, t.value, valid, self.row_of(t), static=static)
 
@@ -475,11 +478,9 @@ class StripBase(StripCounts):
 
     def has_position(self, e: Expr) -> bool:
         """True if an expression needs to know where it is evaluated."""
-        if isinstance(e, Ref):
-            return e.buffer in self.vectors
         if isinstance(e, Apply):
             return any(self.has_position(a) for a in e.args)
-        return isinstance(e, Global | Position)
+        return e.buffer in self.vectors if isinstance(e, Ref) else isinstance(e, Global | Position)
 
     def matrix_in(self, e: Expr) -> Matrix | None:
         """The first strip that an expression reads."""

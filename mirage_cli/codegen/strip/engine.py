@@ -126,6 +126,7 @@ class _Kernel(StripParts):
         turns = (steps - group + groups - 1) / groups
         constants, others = ([t for t in ring if t.constant == kind] for kind in (True, False))
         lines = [*self.prologue, *self.before]
+        along, held = ([t for t in held if t.along(self.loop_axis) == kind] for kind in (True, False))
         awaits = not {f"{t.name}_tile" for t in held}.isdisjoint(k.names_in((*lines, *self.body)))
         declared, lines = ([], lines) if self.prologue or awaits else (self.before, [])
         ahead, wait, begin = self.s.stages - 1, k.run("wait_for_earlier"), k.run("launch_dependents")
@@ -141,13 +142,17 @@ class _Kernel(StripParts):
             self.loader("load_others", k.when(TURN < "mine", *self.stage(*self.loads(others))), COMMITTED),
             k.loop("turn", ahead, k.run("load_constants", TURN, TURN)),
             *self.loads([t for t in held if t.constant]),
+            *self.early_statements(constant=True),
             *([] if late else [begin]),
             *([] if first else [wait]),
             *self.loads([t for t in held if not t.constant]),
             COMMITTED,
             k.loop("turn", ahead, k.run("load_others", TURN, TURN)),
+            *self.loads(along),
+            *self.early_statements(constant=False),
             *([begin] if late else []),
-            *([k.run("copy_wait", static=[ahead]), SYNC] if awaits else []),
+            *([k.run("copy_wait", static=[ahead])] if awaits else []),
+            *([SYNC] if awaits or along else []),
             *lines,
         ]
 

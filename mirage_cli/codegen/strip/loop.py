@@ -19,6 +19,7 @@ from mirage_cli.codegen.tiles.tile import (
     Sizes,
     count,
     from_thread,
+    globals_of,
     refs,
 )
 from mirage_cli.errors import Refused
@@ -73,6 +74,10 @@ class StripLoop(StripColumns):
         kept = self.group_sizes(self.sized_axes(source - frozenset(o.over), PROLOGUE), PROLOGUE)
         summed = self.group_sizes(self.sized_axes(source & frozenset(o.over), PROLOGUE), PROLOGUE)
         v = self.vector(o.name, kept)
+        if self.loop_axis in o.over:
+            for value in globals_of(self.value[o.inputs[0]]):
+                if self.loop_axis in self.p.axes_of(value):
+                    self.tile_of(self.load_of(value, o.name), frozenset(o.over))
         self.early.append((len(self.prologue), partial(self.summed_early, o, v, self.value[o.inputs[0]], summed)))
         self.value[o.name] = Ref(o.name)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mirage_cli.codegen.strip.base import over_threads
-from mirage_cli.codegen.strip.results import Domain, Small, StripResults
+from mirage_cli.codegen.strip.results import MOST_SUMMANDS, Domain, Small, StripResults
+from mirage_cli.codegen.strip.tiles import over_lanes
 from mirage_cli.codegen.strip.values import Matrix, RowVector, TileSum
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
@@ -24,8 +25,9 @@ class StripMerge(StripResults):
     def finish(self) -> None:
         """Everything behind the loop."""
         self.smalls = {}
+        self.early_reads = {}
         self.epilogue, self.sent = [], []
-        self.merged = {}
+        self.merged, self.summands = {}, {}
         self.gathered = {}
         self.rows_inside = self.inner_side()
         for o in self.g.ops:
@@ -117,12 +119,26 @@ class StripMerge(StripResults):
         self.epilogue.append(v.each(k.let("float", "x", x), k.when(test, put)))
 
     def write_sum(self, name: str, s: TileSum) -> None:
-        """Every group writes the parts of a tile's sum."""
+        """Every group writes the parts of a tile's sum, or the sums of rows whose chunks neighbouring lanes have."""
         chunks = s.tile.n_outer * s.tile.chunks
+        if self.sums_rows(s):
+            rows, own = s.tile.n_outer, k.name("sum")
+            self.memory.reuse(f"{name}_part", "float", 4 * self.groups * rows)
+            start = k.declare("float", "sum", k.name(name)["part"][0])
+            put = k.assign(k.name(f"{name}_part")[k.name("group") * rows + "o"], own)
+            first = k.when(k.binary("==", "first", 0), put)
+            self.epilogue.append(self.over_chunks(s.tile, start, *over_lanes(s.tile.chunks), first))
+            return
         self.memory.reuse(f"{name}_part", "float", 4 * self.groups * chunks * s.width)
         place = (k.name("group") * chunks + "k") * s.width + "e"
         put = k.assign(k.name(f"{name}_part")[place], k.name(name)["part"]["e"])
         self.epilogue.append(self.over_chunks(s.tile, k.ignore("first"), k.loop("e", s.width, put)))
+
+    def sums_rows(self, s: TileSum) -> bool:
+        """True if all lanes of a warp have chunks, and those of a row are neighbours."""
+        t = s.tile
+        whole = t.n_outer * t.chunks % self.group_threads == 0
+        return s.along == "inner" and t.chunks in (1, 2, 4, 8, 16, 32) and whole
 
     def vector_of(self, name: str, axes: Sizes) -> ir.Index:
         """Number `r` of a merged vector."""
@@ -136,12 +152,25 @@ class StripMerge(StripResults):
         for name in self.maxima:
             self.merge_maximum(name)
         for name, running in self.accumulators.items():
-            if name in self.row_vectors and not running:
+            if not running and (parts := self.parts_of(name)):
+                self.summands[name] = parts
+            elif name in self.row_vectors and not running:
                 n = count(self.row_vectors[name].rows)
                 self.epilogue.append(over_threads("r", n, *self.vector_sum(name)))
             elif name in self.sums:
                 self.merge_tile_sum(name)
         self.wait_behind(before)
+
+    def parts_of(self, name: str) -> tuple[str, list[ir.Expression], Sizes] | None:
+        """The parts of a row's sum, one for each group or warp: their name, places and axes; None where they are many."""
+        if name in self.row_vectors:
+            v, times = self.row_vectors[name], self.groups * self.across
+            axes, pitch = v.rows, 16 * self.members * v.mt
+        elif name in self.sums and self.sums_rows(self.sums[name]):
+            axes, pitch, times = self.sums[name].axes, self.sums[name].tile.n_outer, self.groups
+        else:
+            return None
+        return (f"{name}_part", [ir.lift(g * pitch) for g in range(times)], axes) if times <= MOST_SUMMANDS else None
 
     def wait_behind(self, before: int) -> None:
         """All threads wait, if there is something behind the first so many statements."""
@@ -187,7 +216,9 @@ class StripMerge(StripResults):
         merged = self.vector_of(name, s.axes)
         chunks, across = s.tile.n_outer * s.tile.chunks, s.tile.chunks
         group, r, c = k.name("g") * chunks, k.name("r"), k.name("c")
-        if s.along == "inner":
+        if self.sums_rows(s):
+            at, times = k.name("g") * s.tile.n_outer + r, 1
+        elif s.along == "inner":
             at, times = group + r * across + c, across
         else:
             at, times = (group + c * across + r / s.width) * s.width + r % s.width, s.tile.n_outer
@@ -250,7 +281,7 @@ class StripMerge(StripResults):
             self.memory.keep(name, "float", 4 * s * own * d.vector)
             to = k.name(name) + (rank * own + i % own) * d.vector
             send = k.run("send_floats", to, i / own, "share", SENT)
-            self.epilogue.append(self.over_domain(d, *self.chunk_values(e, d, "share"), send))
+            self.epilogue.append(self.over_domain(d, *self.chunk_values(e, d, "share", d.chunks), send))
             rest = k.select(k.binary("==", rank, d.chunks // own), d.chunks % own, 0) if d.chunks % own else ir.lift(0)
             chunks = own if s * own == d.chunks else k.select(rank < d.chunks // own, own, rest)
             self.sent.append(ir.lift(chunks) * (4 * s * d.vector))
@@ -275,6 +306,9 @@ class StripMerge(StripResults):
             self.gathered[o.name] = v
             return
         n, x = count(d), k.name("x")
+        if o.op == "grid_sum" and len(o.inputs) == 1:  # of 16 blocks at most
+            self.summands[o.name] = f"{v}_shares", [ir.lift(s * n) for s in range(self.splits)], d
+            return
         merged = self.vector_of(o.name, d)
         share: ir.Expression = k.name(f"{v}_shares")[k.name("s") * n + "r"]
         if o.op == "grid_top":
@@ -299,8 +333,7 @@ class StripMerge(StripResults):
                 self.store_vector(n, name, d, stored)
             self.check_own(name, stored, final)
         for d, outputs in loops.items():
-            stores = [self.store_chunk(n, name, d) for n, name in outputs]
-            if any(n in self.gathered for _, name in outputs for n in refs(self.value[name])):
-                self.epilogue.append(self.own_chunks(d, -(-d.chunks // self.splits), *stores))
-            else:
-                self.epilogue.append(self.over_domain(d, *stores))
+            gathered = any(n in self.gathered for _, name in outputs for n in refs(self.value[name]))
+            own = -(-d.chunks // self.splits) if gathered else d.chunks
+            stores = [self.store_chunk(n, name, d, own) for n, name in outputs]
+            self.epilogue.append(self.own_chunks(d, own, *stores) if gathered else self.over_domain(d, *stores))

@@ -60,6 +60,7 @@ class StripParts(StripMerge):
         axis, inner = i.access[number].axis, {a for a, _ in t.inner}
         alone = [o.name for o in self.tiles.values() if o.value == t.value] == [t.name] and not t.computed
         elsewhere = k.names_in((*self.prologue, *self.before, *self.body, *self.epilogue, *self.before_loop))
+        elsewhere |= {value for value, _, _ in self.early_reads}
         whole_rows = all(self.shapes.exact(a, BODY) for a in inner) and count(t.inner) == t.n_inner
         aligned = at.inner * t.dtype.bytes % CHUNK == 0 and t.kind == "Tile"
         shown = bool(self.limits) or t.name in self.guards

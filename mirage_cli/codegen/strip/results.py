@@ -9,7 +9,7 @@ from mirage_cli.codegen.strip.base import ONE, array, over_threads
 from mirage_cli.codegen.strip.loop import StripLoop
 from mirage_cli.codegen.strip.tiles import AT
 from mirage_cli.codegen.strip.values import Matrix
-from mirage_cli.codegen.terms.expressions import Lets
+from mirage_cli.codegen.terms.expressions import THREAD, Lets
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.tiles.tile import Expr, Sizes, count, globals_of, refs
 from mirage_cli.errors import Refused
@@ -18,6 +18,8 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.search.mugraph.mugraph import EPILOGUE, GRID, BlockOp
 
 VECTOR = 4  #: results that a thread computes at a time
+MOST_EARLY = 32  #: bytes that a thread reads in front of the loop for its results
+MOST_SUMMANDS = 16  #: parts of a number that each of its readers sums, in the place of a thread that all wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,28 @@ class Domain:
         return count(self.outer) * count(self.inner) // self.vector
 
 
+@dataclass(frozen=True, slots=True)
+class Early:
+    """Elements of an input that a thread reads in front of the loop, for the one chunk of results that it will compute."""
+
+    name: str
+    constant: bool  #: whether they may be read before the kernel in front of this one has ended
+    bytes: int
+    whole: bool  #: whether they are those of a chunk, side by side
+    read: tuple[ir.Statement, ...]
+
+
 class StripResults(StripLoop):
     """Prints expressions behind the loop."""
 
     smalls: dict[str, Small]
     merged: dict[str, Sizes]  #: vectors behind the loop
+    summands: dict[str, tuple[str, list[ir.Expression], Sizes]]  #: vectors that readers sum: parts, their places, axes
     gathered: dict[str, str]  #: strips summed over blocks -> where the shares are
     rows_inside: bool
     epilogue: list[ir.Statement]
     sent: list[ir.Expression]  #: bytes that the blocks of a cluster send this one, its own share among them
+    early_reads: dict[tuple[str, Domain, int], Early]  #: by input, domain, and the chunks that a block finishes
 
     def part_shape(self, m: Matrix) -> tuple[int, int]:
         """(rows, pitch) of a group's part of a strip in shared memory."""
@@ -103,6 +118,9 @@ class StripResults(StripLoop):
 
     def element_behind(self, name: str) -> ir.Expression:
         """A register, vector or merged value at the current position."""
+        if name in self.summands:
+            parts, places, axes = self.summands[name]
+            return k.total([k.name(parts)[k.total([at, self.vector_index(axes)])] for at in places])
         if name in self.merged:
             return k.name(f"{name}_merged")[self.vector_index(self.merged[name])]
         if name in self.vectors and not self.vectors[name].grouped:
@@ -144,8 +162,49 @@ class StripResults(StripLoop):
         i = k.let("int", "i", k.cast("int", "rank") * own + "j")
         return over_threads("j", own, i, k.when(k.name("i") >= d.chunks, ir.Break()), self.chunk_of(d), *body)
 
-    def chunk_values(self, e: Expr, d: Domain, result: str) -> list[ir.Statement]:
-        """Statements that compute a chunk of an expression into `result`, at `outer` and from `first` on."""
+    def read_ahead(self, value: str, d: Domain, own: int) -> Early | None:
+        """An input's elements for a chunk of which each thread has one at most, read in front of the loop: behind it every
+        read would be waited for. None where there are more, or where elements are packed or their rows are chosen."""
+        dtype = self.p.sources[self.reads[value].source].dtype
+        if own > 32 * self.s.warps or dtype.per_byte > 1 or value in self.chosen:
+            return None
+        key = value, d, own
+        if key not in self.early_reads:
+            each = d.vector if any(a in self.p.axes_of(value) for a, _ in d.inner) else 1
+            size = each * dtype.bytes
+            if sum(x.bytes for x in self.early_reads.values()) + size > MOST_EARLY:
+                return None
+            name = f"{value}_early{len(self.early_reads) or ''}"
+            constant = self.reads[value].source in self.r.constants
+            whole = self.side_by_side(value, d)
+            read = self.early_read(k.name(name), value, d, own, each, whole)
+            self.early_reads[key] = Early(name, constant, size, whole, tuple(read))
+        return self.early_reads[key]
+
+    def early_read(self, to: ir.Name, value: str, d: Domain, own: int, each: int, whole: bool) -> list[ir.Statement]:
+        """The statements that read them."""
+        source, axes = self.reads[value], [a for a, _ in (*d.outer, *d.inner)]
+        thread: ir.Expression = k.cast("int", THREAD)
+        i = k.cast("int", "rank") * own + thread if own < d.chunks else thread
+        there = k.both(i < d.chunks, thread < own if own < d.chunks else None)
+        if whole:
+            offset = self.offset(source, EPILOGUE, [a for a, _ in d.inner])
+            reads: list[ir.Statement] = [k.run("copy_vector", to, k.total([value, offset, "first"]))]
+        else:
+            inside = self.inside([a for a in axes if a in self.p.axes_of(value)], EPILOGUE)
+            put = k.when(inside, k.assign(to["e"], k.name(value)[self.offset(source, EPILOGUE)]))
+            reads = [k.loop("e", each, *decode(d.inner, AT), put, unroll=k.UNROLL)]
+        body = (k.let("int", "i", i), self.chunk_of(d), *decode(d.outer, "outer"), *reads)
+        kind = self.ctype(self.p.sources[source.source].dtype)
+        return [k.declare(kind, to.path[0], k.array(), dims=[each]), k.when(there, *body)]
+
+    def early_statements(self, constant: bool) -> list[ir.Statement]:
+        """What is read in front of the loop for results: constants of the model, or the rest."""
+        return [s for x in self.early_reads.values() if x.constant == constant for s in x.read]
+
+    def chunk_values(self, e: Expr, d: Domain, result: str, own: int) -> list[ir.Statement]:
+        """Statements that compute a chunk of an expression into `result`, at `outer` and from `first` on; a block computes
+        `own` of them."""
         v, statements = d.vector, decode(d.outer, "outer")
         for name in refs(e):
             if name in self.gathered:
@@ -156,9 +215,15 @@ class StripResults(StripLoop):
                 statements += self.gather_groups(name, d)
         vectors: dict[str, ir.Expression] = {}
         for value in globals_of(e):
-            if self.side_by_side(value, d):
+            early, part = self.read_ahead(value, d, own), k.name(f"{value}_x")
+            if early and early.whole:
+                statements += [array(f"{value}_x", v), k.run("floats_of", part, early.name)]
+                vectors[value] = part["e"]
+            elif early:
+                several = any(a in self.p.axes_of(value) for a, _ in d.inner)
+                vectors[value] = k.call("to_float", k.name(early.name)["e" if several else 0])
+            elif self.side_by_side(value, d):
                 offset = self.offset(self.reads[value], EPILOGUE, [a for a, _ in d.inner])
-                part = k.name(f"{value}_x")
                 read = k.run("get_vector", part, k.total([value, offset, "first"]))
                 statements += [array(f"{value}_x", v), read]
                 vectors[value] = part["e"]
@@ -232,8 +297,8 @@ class StripResults(StripLoop):
         if once := self.shapes.several_blocks(own):
             raise Refused(f"output {name} is the same in all blocks along {', '.join(once)}")
 
-    def store_chunk(self, n: int, name: str, d: Domain) -> ir.Scope:
-        """Compute a chunk of an output and store it."""
+    def store_chunk(self, n: int, name: str, d: Domain, own: int) -> ir.Scope:
+        """Compute a chunk of an output, of which a block has `own`, and store it."""
         o, inner = self.p.outputs[n], d.inner[-1][0]
         slots, extent = [s for s in o.access if s.extent != 1], self.p.extent(inner)
         whole = slots and slots[-1].axis == inner and slots[-1].offset % d.vector == 0
@@ -247,7 +312,7 @@ class StripResults(StripLoop):
         else:
             put = k.run("put", place[offset], k.name("result")["e"])
             store = [k.loop("e", d.vector, *decode(d.inner, AT), k.when(test, put), unroll=k.UNROLL)]
-        return k.scope(*self.chunk_values(self.value[name], d, "result"), *store)
+        return k.scope(*self.chunk_values(self.value[name], d, "result", own), *store)
 
     def store_vector(self, n: int, name: str, d: Sizes, stored: frozenset[str]) -> None:
         """Compute and store an output that goes with rows."""

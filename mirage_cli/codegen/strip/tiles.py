@@ -10,7 +10,7 @@ from mirage_cli.codegen.strip.values import CHUNK, SWIZZLED, OperandTile, TileSu
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
 from mirage_cli.codegen.terms.fragments import decode
 from mirage_cli.codegen.terms.visible import known
-from mirage_cli.codegen.tiles.tile import Apply, Expr, Global, Number, Ref, Sizes, globals_of, refs
+from mirage_cli.codegen.tiles.tile import Apply, Expr, Global, Number, Ref, Sizes, count, globals_of, refs
 from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
@@ -72,6 +72,21 @@ class StripTiles(StripBase):
                 return o.name
         raise Refused(f"{reader} reads {value}, which is not loaded in the {phase}")
 
+    def held_along(self, value: str, over: frozenset[str]) -> OperandTile | None:
+        """The tile of an input that is held whole along the loop."""
+        loads = [o for o in self.g.ops if o.op == "load" and o.source_value == value]
+        if [o.phase for o in loads] != [PROLOGUE] or self.loop_axis not in self.p.axes_of(value):
+            return None
+        return self.tile_of(loads[0].name, over)
+
+    def part_of(self, t: OperandTile) -> tuple[Sizes, Sizes] | None:
+        """The sides of the part of a tile held whole along the loop that an iteration walks; None where its elements do not
+        lie one behind the other in each row."""
+        if t.inner[0][0] != self.loop_axis:
+            return None
+        outer, inner = (tuple((a, self.shapes.size(a, BODY)) for a, _ in side) for side in (t.outer, t.inner))
+        return outer, inner
+
     def copied(self, value: str, phase: str) -> OperandTile | None:
         """The tile that a phase has copied an input to."""
         tiles = (t for t in self.tiles.values() if t.value == value and t.phase == phase and not t.computed)
@@ -91,9 +106,9 @@ class StripTiles(StripBase):
         it, with the row and the place in it where the input's element lies; else nothing."""
         own = self.reads[value]
         for t in self.tiles.values():
-            other = self.reads[t.value]
-            if t.phase != phase or t.computed or t.kind != "Tile" or other.source != own.source:
+            if t.phase != phase or t.computed or t.kind != "Tile" or self.reads[t.value].source != own.source:
                 continue
+            other = self.reads[t.value]
             places = self.places_within(own, other, phase)
             if places is not None:
                 outer, inner = (k.substituted(self.vector_index(side), places) for side in (t.outer, t.inner))
@@ -119,6 +134,20 @@ class StripTiles(StripBase):
         tile, outer, inner = found
         return tile, outer, k.substituted(inner, at)
 
+    def place_along(self, value: str, t: OperandTile) -> tuple[OperandTile, ir.Expression, ir.Expression] | None:
+        """A tile held whole along the loop with the row and the place of the chunk of an iteration's tile at `first`."""
+        whole = self.held_along(value, frozenset(a for a, _ in t.inner))
+        part = self.part_of(whole) if whole else None
+        if whole is None or part is None or part[1] != t.inner:
+            return None
+        step = k.total(self.base(self.loop_axis, BODY))
+        inside = count(t.inner[1:])
+        place: ir.Expression = k.total([step if inside == 1 else step * inside, "first"])
+        if whole.inner[0][1] % self.s.loop:  # of chunks behind the end nothing is taken
+            last = whole.n_inner - CHUNK // whole.dtype.bytes
+            place = k.call("min", k.converted("offset_t", place), k.converted("offset_t", last))
+        return whole, self.vector_index(whole.outer), place
+
     def places_within(self, own: Input, other: Input, phase: str) -> dict[ir.Expression, ir.Expression] | None:
         """The positions along the axes of `other` at which it reads what `own` reads at the current position, where they are
         not the same; None where a tile of `other` may not have it."""
@@ -138,13 +167,24 @@ class StripTiles(StripBase):
             places[k.name(f"i_{axis}")] = k.total([*walk, *([mine.offset] if mine.offset or not walk else [])])
         return places
 
-    def like(self, v: str, e: Expr, over: frozenset[str], side: str) -> OperandTile:
-        """The tile of the input that has all axes of a value."""
-        wanted = set(self.sized_axes(self.axes[v], self.ops[v].phase))
+    def like(self, v: str, e: Expr, over: frozenset[str], side: str) -> tuple[str, Sizes, Sizes]:
+        """The input that has all axes of a value, with the sides of its tile; of none where positions or several inputs make
+        these, which is then computed from where they are stored."""
+        phase = BODY if self.ops[v].phase == BODY else PROLOGUE
+        wanted = self.sized_axes(self.axes[v], phase)
         for value in globals_of(e):
-            if set(self.sized_axes(self.p.axes_of(value), self.ops[v].phase)) == wanted:
-                return self.tile_of(self.load_of(value, v), over, side)
-        raise Refused(f"no input has all axes of {v}")
+            if set(self.sized_axes(self.p.axes_of(value), phase)) == set(wanted):
+                whole = self.held_along(value, over) if phase == BODY else None
+                if whole is None:
+                    t = self.tile_of(self.load_of(value, v), over, side)
+                    return value, t.outer, t.inner
+                if part := self.part_of(whole):
+                    return value, *part
+        inner = [a for a in wanted if a in over]
+        if not inner or self.loop_axis in wanted:
+            raise Refused(f"no input has all axes of {v}")
+        outer = [a for a in wanted if a not in over]
+        return "", self.group_sizes(outer, phase), self.group_sizes(inner, phase)
 
     def computed_tile(
         self, v: str, e: Expr, dtype: DType, over: frozenset[str], side: str, name: str = ""
@@ -154,12 +194,11 @@ class StripTiles(StripBase):
         if name in self.tiles:
             return self.tiles[name]
         phase = BODY if self.ops[v].phase == BODY else PROLOGUE
-        like = self.like(v, e, over, side)
+        like, outer, inner = self.like(v, e, over, side)
         if any(n not in self.vectors or self.vectors[n].grouped for n in refs(e)):
             raise Refused(f"{v} mixes loaded tiles and what the loop computes")
-        padding = self.padding(like.outer, like.inner, over, side, dtype)
-        parts, unit = (like.outer, like.inner, *padding), self.memory.unit
-        t = OperandTile(name, like.value, dtype, *parts, phase, computed=True, unit=unit)
+        padding = self.padding(outer, inner, over, side, dtype)
+        t = OperandTile(name, like, dtype, outer, inner, *padding, phase, computed=True, unit=self.memory.unit)
         for value in globals_of(e):
             self.load_beside(value, t, over)
         self.add_tile(t)
@@ -212,6 +251,8 @@ class StripTiles(StripBase):
             tile = self.copied(value, phase)
             if tile is not None and tile.inner == t.inner:
                 read[value] = tile, self.vector_index(tile.outer), "first"
+            elif phase == BODY and (part := self.place_along(value, t)):
+                read[value] = part
             elif tile is None and (found := self.chunk_within(value, t, phase)):
                 read[value] = found
             else:
@@ -376,7 +417,7 @@ class StripTiles(StripBase):
         else:
             first = k.binary("==", k.name("k") % t.chunks, 0)
             self.body.append(
-                self.over_chunks(t, start, *parts, *_over_lanes(t.chunks), k.when(k.both(first, real), keep))
+                self.over_chunks(t, start, *parts, *over_lanes(t.chunks), k.when(k.both(first, real), keep))
             )
         self.body.append(EACH_GROUP)
         self.value[o.name] = Ref(o.name)
@@ -397,8 +438,8 @@ class StripTiles(StripBase):
         )
 
 
-def _over_lanes(n: int) -> list[ir.Statement]:
-    """The sum over `n` neighbouring lanes."""
+def over_lanes(n: int) -> list[ir.Statement]:
+    """Make `sum` the sum over `n` neighbouring lanes."""
     every, own = k.number("0xffffffffu"), k.name("sum")
     steps = [n >> i for i in range(1, n.bit_length())]
     return [k.assign(own, k.call("__shfl_xor_sync", every, own, d), "+=") for d in steps]

@@ -12,7 +12,7 @@ from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.program import Input
-from mirage_cli.search.mugraph.mugraph import BODY
+from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE
 
 CHUNK = 16  #: bytes that are copied at a time
 MOST_EVEN = 1 << 31  #: elements of the rows of a tile whose places are found by constants
@@ -48,6 +48,10 @@ class OperandTile:
     def ring(self) -> bool:
         """True if the loop loads it anew for every iteration."""
         return self.phase == BODY and not self.computed
+
+    def along(self, loop: str) -> bool:
+        """True if it is held whole along the loop."""
+        return self.phase == PROLOGUE and not self.computed and any(a == loop for a, _ in self.inner)
 
     @property
     def whole(self) -> bool:

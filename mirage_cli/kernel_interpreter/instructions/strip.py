@@ -145,6 +145,24 @@ def _load_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, any_: Poi
         s.copy(tile.at.plus(of.index(k // chunks, inner)), within, values)
 
 
+@instruction("read_tile")
+def _read_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, valid: Any, row: Any) -> None:
+    """Copy a tile's rows: those without a place, and chunks from `valid` on, are zero."""
+    of, chunks = tile.type, tile.type.INNER // tile.type.VEC
+    k = _chunks(s, of, static[0], thread)
+    s.aligned(tile.at, CHUNK)
+    with s.only(s.active & (k < of.OUTER * chunks)):
+        inner, within = k % chunks * of.VEC, np.arange(of.VEC)[:, None, None]
+        source = row(s, k // chunks)
+        known = s.active & (inner < valid) & np.ones_like(within, bool)
+        values = np.zeros((s.arithmetic.fields, *known.shape), dtype=s.arithmetic.dtype)
+        if source is not None:
+            known = known if source.null is None else known & ~source.null
+            s.aligned(source.plus(inner), CHUNK, known.any(axis=0))
+            values = np.where(known, s.load(source.plus(inner), within, known), values)
+        s.store(tile.at.plus(of.index(k // chunks, inner)), within, values)
+
+
 def _chunks(s: Any, of: TileType, threads: int, thread: Any) -> Array:
     """The numbers of the chunks of a tile that each lane takes: [chunks, lanes]."""
     return np.asarray(np.arange(-(-of.OUTER * (of.INNER // of.VEC) // threads))[:, None] * threads + thread)
@@ -390,8 +408,14 @@ def _chunk_floats(s: Any, static: Sequence[Any], x: Cells, at: Pointer) -> None:
 
 
 @instruction("get_vector")
+@instruction("copy_vector")
 def _get_vector(s: Any, static: Sequence[Any], x: Cells, at: Pointer) -> None:
     put_all(s, x, vector(s, at, x.size))
+
+
+@instruction("floats_of")
+def _floats_of(s: Any, static: Sequence[Any], x: Cells, raw: Cells) -> None:
+    put_all(s, x, stacked(s, raw))
 
 
 @instruction("tile_floats")

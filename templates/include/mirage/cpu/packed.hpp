@@ -63,7 +63,7 @@ MIRAGE_INLINE void packed_block(Result c, const float* a, int64_t lda, const T* 
                 add(k);
             }
         else {
-#pragma GCC unroll 8  // counting is a tenth of the instructions, and decoding them bounds a core that others share
+#pragma GCC unroll 8  // counting is a tenth of the instructions
             for (int k = first; k < last; ++k) add(k);
         }
         for (int r = 0; r < ROWS; ++r)

@@ -176,7 +176,23 @@ MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, in
     }
 }
 
-// The same of a tensor in two parts: a row that `first` does not have is `next`'s.
+// The same at once, of whole chunks: what is summed in front of the loop need not wait for what has been asked for before.
+template <int THREADS, class TILE, class F>
+MIRAGE_DEVICE void read_tile(TILE t, int thread, int valid, F row) {
+    constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, EACH = (COUNT + THREADS - 1) / THREADS;
+#pragma unroll(EACH <= 8 ? EACH : 4)
+    for (int i = 0; i < EACH; ++i) {
+        const int k = i * THREADS + thread;
+        if (COUNT % THREADS != 0 && k >= COUNT) break;
+        const auto* const from = row(k / TILE::CHUNKS);
+        const int c = k % TILE::CHUNKS;
+        const bool there = from != nullptr && TILE::VEC * c < valid;
+        const int4 x = there ? *reinterpret_cast<const int4*>(from + TILE::VEC * c) : int4{};
+        *reinterpret_cast<int4*>(t.chunk(k / TILE::CHUNKS, c)) = x;
+    }
+}
+
+// The same as `load_tile` of a tensor in two parts: a row that `first` does not have is `next`'s.
 template <int THREADS, int PITCH, class TILE, class F, class G>
 MIRAGE_DEVICE void load_parts(TILE t, int thread, const typename TILE::T* any, int valid, F first, G next) {
     using T = typename TILE::T;
@@ -464,9 +480,9 @@ MIRAGE_DEVICE void put_vector(T* to, const float (&x)[N]) {
         for (int e = 0; e < N; ++e) to[e] = raw[e];
     }
 }
-// N neighbouring elements; `from` is aligned to all of them
+// N neighbouring elements as they are stored; `from` is aligned to all of them
 template <class T, int N>
-MIRAGE_DEVICE void get_vector(float (&x)[N], const T* from) {
+MIRAGE_DEVICE void copy_vector(T (&x)[N], const T* from) {
     alignas(sizeof(T) * N) T raw[N];
     if constexpr (sizeof raw == 16) *reinterpret_cast<int4*>(raw) = *reinterpret_cast<const int4*>(from);
     else if constexpr (sizeof raw == 8) *reinterpret_cast<int2*>(raw) = *reinterpret_cast<const int2*>(from);
@@ -476,7 +492,18 @@ MIRAGE_DEVICE void get_vector(float (&x)[N], const T* from) {
         for (int e = 0; e < N; ++e) raw[e] = from[e];
     }
 #pragma unroll
+    for (int e = 0; e < N; ++e) x[e] = raw[e];
+}
+template <class T, int N>
+MIRAGE_DEVICE void floats_of(float (&x)[N], const T (&raw)[N]) {
+#pragma unroll
     for (int e = 0; e < N; ++e) x[e] = to_float(raw[e]);
+}
+template <class T, int N>
+MIRAGE_DEVICE void get_vector(float (&x)[N], const T* from) {
+    T raw[N];
+    copy_vector(raw, from);
+    floats_of(x, raw);
 }
 
 // N neighbouring elements of a row of a tile from element `first`, a multiple of N, on
