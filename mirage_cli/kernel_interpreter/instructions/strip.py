@@ -5,7 +5,7 @@ element of a product's operand is not told, as the instructions of the hardware 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,6 +126,18 @@ def _of_warps(values: Array) -> Array:
 def _load_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, any_: Pointer, valid: Any, row: Any) -> None:
     """Begin to copy a tile: rows without a place, of which `sure` says that there are none, and elements from `valid` on, are
     zero."""
+    _bring(s, s.copy, static, tile, thread, valid, row)
+
+
+@instruction("read_tile")
+def _read_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, valid: Any, row: Any) -> None:
+    """The same at once."""
+    _bring(s, s.store, (*static, 0, False), tile, thread, valid, row)
+
+
+def _bring(
+    s: Any, put: Callable[..., None], static: Sequence[Any], tile: Tile, thread: Any, valid: Any, row: Any
+) -> None:
     of, (threads, pitch, sure) = tile.type, static
     chunks = of.INNER // of.VEC
     k = _chunks(s, of, threads, thread)
@@ -142,25 +154,7 @@ def _load_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, any_: Poi
             known = known if source.null is None else known & ~source.null
             s.aligned(source.plus(inner), CHUNK, known.any(axis=0))
             values = np.where(known, s.load(source.plus(inner), within, known), values)
-        s.copy(tile.at.plus(of.index(k // chunks, inner)), within, values)
-
-
-@instruction("read_tile")
-def _read_tile(s: Any, static: Sequence[Any], tile: Tile, thread: Any, valid: Any, row: Any) -> None:
-    """Copy a tile's rows: those without a place, and chunks from `valid` on, are zero."""
-    of, chunks = tile.type, tile.type.INNER // tile.type.VEC
-    k = _chunks(s, of, static[0], thread)
-    s.aligned(tile.at, CHUNK)
-    with s.only(s.active & (k < of.OUTER * chunks)):
-        inner, within = k % chunks * of.VEC, np.arange(of.VEC)[:, None, None]
-        source = row(s, k // chunks)
-        known = s.active & (inner < valid) & np.ones_like(within, bool)
-        values = np.zeros((s.arithmetic.fields, *known.shape), dtype=s.arithmetic.dtype)
-        if source is not None:
-            known = known if source.null is None else known & ~source.null
-            s.aligned(source.plus(inner), CHUNK, known.any(axis=0))
-            values = np.where(known, s.load(source.plus(inner), within, known), values)
-        s.store(tile.at.plus(of.index(k // chunks, inner)), within, values)
+        put(tile.at.plus(of.index(k // chunks, inner)), within, values)
 
 
 def _chunks(s: Any, of: TileType, threads: int, thread: Any) -> Array:

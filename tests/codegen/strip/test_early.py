@@ -48,7 +48,9 @@ def _first_made(p: Program) -> Candidate:
     return next(c for c in found if Case("x", p, c.graph, c.schedules, HOPPER).renders())
 
 
-@pytest.mark.parametrize(("rows", "width", "t"), [(1, 136, F16), (3, 128, BF16), (17, 64, F16), (5, 64, F32)])
+@pytest.mark.parametrize(
+    ("rows", "width", "t"), [(1, 136, F16), (1, 137, BF16), (3, 128, BF16), (17, 64, F16), (5, 64, F32)]
+)
 def test_rows_that_are_summed_first_are_held(rows: int, width: int, t: DType) -> None:
     """One kernel of strips, with rows that no iteration ends with, or padded ones."""
     p = _normed(rows, width, t)

@@ -176,7 +176,7 @@ MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, in
     }
 }
 
-// The same at once, of whole chunks: what is summed in front of the loop need not wait for what has been asked for before.
+// The same at once: what is summed in front of the loop need not wait for what has been asked for before.
 template <int THREADS, class TILE, class F>
 MIRAGE_DEVICE void read_tile(TILE t, int thread, int valid, F row) {
     constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, EACH = (COUNT + THREADS - 1) / THREADS;
@@ -186,9 +186,16 @@ MIRAGE_DEVICE void read_tile(TILE t, int thread, int valid, F row) {
         if (COUNT % THREADS != 0 && k >= COUNT) break;
         const auto* const from = row(k / TILE::CHUNKS);
         const int c = k % TILE::CHUNKS;
-        const bool there = from != nullptr && TILE::VEC * c < valid;
-        const int4 x = there ? *reinterpret_cast<const int4*>(from + TILE::VEC * c) : int4{};
-        *reinterpret_cast<int4*>(t.chunk(k / TILE::CHUNKS, c)) = x;
+        const int left = from != nullptr ? valid - TILE::VEC * c : 0;
+        alignas(16) typename TILE::T x[TILE::VEC] = {};
+        if (left >= TILE::VEC) {
+            *reinterpret_cast<int4*>(x) = *reinterpret_cast<const int4*>(from + TILE::VEC * c);
+        } else {
+#pragma unroll
+            for (int e = 0; e < TILE::VEC; ++e)
+                if (e < left) x[e] = from[TILE::VEC * c + e];
+        }
+        *reinterpret_cast<int4*>(t.chunk(k / TILE::CHUNKS, c)) = *reinterpret_cast<const int4*>(x);
     }
 }
 
