@@ -135,10 +135,8 @@ class StripMerge(StripResults):
         self.epilogue.append(self.over_chunks(s.tile, k.ignore("first"), k.loop("e", s.width, put)))
 
     def sums_rows(self, s: TileSum) -> bool:
-        """True if all lanes of a warp have chunks, and those of a row are neighbours."""
-        t = s.tile
-        whole = t.n_outer * t.chunks % self.group_threads == 0
-        return s.along == "inner" and t.chunks in (1, 2, 4, 8, 16, 32) and whole
+        """True if warps sum whole rows of a tile by themselves."""
+        return s.along == "inner" and self.rows_by_lanes(s.tile)
 
     def vector_of(self, name: str, axes: Sizes) -> ir.Index:
         """Number `r` of a merged vector."""

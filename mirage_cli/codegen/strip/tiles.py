@@ -405,8 +405,7 @@ class StripTiles(StripBase):
     def column_sum(self, o: BlockOp, e: Expr, t: OperandTile, along: str, kept: Sizes) -> None:
         """A sum over the rows of a tile that the loop needs at once: a vector of the group."""
         whole = t.n_outer % self.group_threads == 0
-        lanes = t.chunks in (1, 2, 4, 8, 16, 32) and t.n_outer * t.chunks % self.group_threads == 0
-        if along != "inner" or not (whole or lanes):
+        if along != "inner" or not (whole or self.rows_by_lanes(t)):
             raise Refused(f"{o.name}: the group cannot sum rows of {t.chunks} chunks at once")
         v = self.vector(o.name, kept, grouped=True)
         own, real = k.name("sum"), self.real(kept, t.n_outer, "o")
@@ -421,6 +420,10 @@ class StripTiles(StripBase):
             )
         self.body.append(EACH_GROUP)
         self.value[o.name] = Ref(o.name)
+
+    def rows_by_lanes(self, t: OperandTile) -> bool:
+        """True if all lanes of a warp have chunks of a tile, and those of a row are neighbours."""
+        return t.chunks in (1, 2, 4, 8, 16, 32) and t.n_outer * t.chunks % self.group_threads == 0
 
     def over_rows(
         self, t: OperandTile, start: ir.Statement, parts: Sequence[ir.Statement], end: ir.Statement

@@ -126,9 +126,8 @@ def _divide(a: Any, b: Any) -> Any:
     if isinstance(a, (int, Poly)) and isinstance(b, (int, Poly)):
         quotient = sizes.exact_quotient(a, b)
         if quotient is None and isinstance(b, int) and b > 0 and sizes.counts(a):
-            return sizes.floor_quotient(
-                a, b
-            )  # what is cut off is what is below a whole part, of a size that is not negative
+            # what is cut off is what is below a whole part, of a size that is not negative
+            return sizes.floor_quotient(a, b)
         return UNKNOWN if quotient is None else quotient
     return UNKNOWN
 
