@@ -9,6 +9,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from mirage_cli.machine import deferred
+
 if TYPE_CHECKING:
     from mirage_cli.errors import (
         Busy,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime tells nobody of models, and leaves no files
+deferred.install()
 __all__ = [
     "Busy",
     "CheckFailed",

@@ -36,6 +36,9 @@ class Steps:
     def step(self, text: str) -> None:
         pass
 
+    def note(self, text: str) -> None:
+        pass
+
     def search(self, fragment: str, name: str, standing: object) -> None:
         pass
 
