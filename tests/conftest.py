@@ -11,9 +11,13 @@ import pytest
 from mirage_cli.backends import toolchain
 from mirage_cli.errors import ToolMissing
 from mirage_cli.machine import load
+from mirage_cli.processes import isolation
+from tests import forked
 from tests.optimized import cache, cache_folder, copied, one_isa, optimized, own_cache, shared_folder
 
 __all__ = ["cache", "copied", "one_isa", "optimized", "own_cache", "shared_folder"]
+
+BEGUN = isolation.begun
 
 # How loaded a machine is decides no test.
 hypothesis.settings.register_profile("mirage", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -36,6 +40,25 @@ def _own_state(shared_folder: Path) -> Iterator[None]:
         patch.setattr(load, "COUNTERS", Path(os.devnull))  # how loaded the machine is decides nothing
         patch.setenv("XDG_STATE_HOME", str(cache_folder(shared_folder) / "state"))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked(_own_state: None) -> Iterator[None]:
+    """Calls in processes of their own fork these; `started` takes it back for a test."""
+    if not hasattr(os, "pidfd_open"):
+        yield
+        return
+    source = forked.Source(isolation.begun)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "begun", source.begun)
+        yield
+    source.close()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls in processes of their own start these."""
+    monkeypatch.setattr(isolation, "begun", BEGUN)
 
 
 @pytest.fixture(scope="session")
