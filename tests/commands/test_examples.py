@@ -18,7 +18,7 @@ from mirage_cli.backends import toolchain
 from mirage_cli.errors import ToolMissing
 from mirage_cli.main import COMMANDS, cli
 from tests.commands.test_help import command
-from tests.optimized import share_objects
+from tests.optimized import for_one_isa, share_objects
 
 #: examples with these words need a GPU, minutes, a browser, onnxruntime-genai, or a farm (tests/farm)
 ELSEWHERE = ("--gpu", "--suite", "--source cuda", "--open", "--generate", "mirage farm")
@@ -44,7 +44,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[
     """A folder with what examples read: a model, output folders, tunings."""
     place = tmp_path_factory.mktemp("examples")
     onnx.save(model(), place / "model.onnx")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, for_one_isa():
 
         def absent(kept: object = None) -> toolchain.Tool:
             raise ToolMissing("no nvcc: examples are to work without")
