@@ -56,7 +56,7 @@ def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims
     if not sizes or _large(imported):
         return asked, imported.of_original(sizes)
     folder = str(Path(original.files.path).parent)
-    found = running_sizes.running(original.data, folder, sizes, options.max_memory, imported.same)
+    found = running_sizes.running(original.data, folder, sizes, options.max_memory, imported.same, fixed)
     if len(found.names) > 1 and not fixed.keys().isdisjoint(found.names):
         return asked, imported.of_original(sizes)  # of several which one is to blame nobody knows
     for name in fixed.keys() & found.names:

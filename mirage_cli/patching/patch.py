@@ -25,6 +25,7 @@ from onnx import helper
 
 from mirage_cli.codegen import cache_rows
 from mirage_cli.errors import InvalidGraph
+from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.patching import graph_message, stand_ins
 from mirage_cli.patching.expansion import WrittenOut, reads, written_out
@@ -86,6 +87,7 @@ def patched(imported: Imported, replacements: Iterable[Replacement], metadata: M
     if proto.ir_version < OVERRIDABLE_IR_VERSION:
         weights = {t.name for t in proto.graph.initializer}
         _keep(proto.graph.input, [v.name not in weights for v in proto.graph.input])
+    _forget_wrong_shapes(proto, imported)
     _Patch(proto, imported.model, functions).replace(replacements)
     _fix_inputs(proto, imported.model)
     proto.ir_version = max(proto.ir_version, FUNCTIONS_IR_VERSION)
@@ -96,6 +98,22 @@ def patched(imported: Imported, replacements: Iterable[Replacement], metadata: M
         entry = there.get(key) or proto.metadata_props.add(key=key)
         entry.value = value
     return proto
+
+
+def _forget_wrong_shapes(proto: onnx.ModelProto, imported: Imported) -> None:
+    """Remove declarations of tensors that say one symbol where reading found another: onnxruntime plans memory by them, and
+    whether it notices depends on the nodes around."""
+    wrong: set[str] = set()
+    for value in proto.graph.value_info:
+        v = imported.values.get(value.name)
+        if v is None or not value.type.tensor_type.HasField("shape"):
+            continue
+        declared = [d.dim_param for d in value.type.tensor_type.shape.dim]
+        found = [sizes.from_extent(e) for e in imported.graph.dims(v)]
+        said = [sizes.parse(imported.same.get(name, name)) if name else None for name in declared]
+        if len(said) != len(found) or any(s not in (None, size) for s, size in zip(said, found, strict=True)):
+            wrong.add(value.name)
+    _keep(proto.graph.value_info, [v.name not in wrong for v in proto.graph.value_info])
 
 
 def _add_functions(proto: onnx.ModelProto, functions: Mapping[str, onnx.FunctionProto]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -42,18 +42,20 @@ def running(
     asked: Mapping[str, int],
     max_memory: int = 0,
     same: Mapping[str, str] = MappingProxyType({}),
+    fixed: Collection[str] = (),
 ) -> Running:
     """The sizes of symbols, those `asked` or smaller ones, at which a model (with external data in the folder `data`)
-    runs. Those asked, where that cannot be told: the model does not run at all, takes too long, or has huge inputs. `same` are
-    symbols that are equal to others."""
-    jobs = [(model, data, dict(asked), dict(same))]
+    runs. Where it does not at those, lengths of masks that fit those of caches come first, which limit nothing. Those asked,
+    where that cannot be told: the model does not run at all, takes too long, or has huge inputs. `same` are symbols that are
+    equal to others, `fixed` those that stay."""
+    jobs = [(model, data, dict(asked), dict(same), tuple(fixed))]
     for _, outcome in isolation.each(_tried, jobs, 1, max_memory, apart=True, seconds=SECONDS):
         if isinstance(outcome, Running):
             return outcome
     return Running(dict(asked))
 
 
-def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str]) -> Running:
+def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str], fixed: Collection[str]) -> Running:
     """The same, in this process. Raises MirageError."""
     isolation.doing("onnxruntime ran the model")
     proto = onnx.ModelProto.FromString(model)
@@ -70,6 +72,9 @@ def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str])
         return ""
 
     why = problem(asked)
+    fitting = _fitting(ir.from_proto(proto), asked, fixed) if why else asked
+    if fitting != asked and not problem(fitting):
+        return Running(fitting)
     for name in sorted(asked, key=lambda n: (-asked[n], n)) if why else ():
         runs, fails = asked[name] // 2, asked[name]
         while runs and problem(asked | {name: runs}):
@@ -84,6 +89,13 @@ def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str])
         if not problem(sizes):
             return Running(sizes, tuple(n for n in asked if sizes[n] < asked[n]), why)
     return Running(asked)
+
+
+def _fitting(model: ir.Model, asked: Mapping[str, int], fixed: Collection[str]) -> dict[str, int]:
+    """Sizes in which those that follow from the length of caches do so, but for those that are `fixed`."""
+    following = example.with_caches(model, {}).keys() - set(fixed)
+    known = example.with_caches(model, {n: size for n, size in asked.items() if n not in following})
+    return {n: known.get(n, size) for n, size in asked.items()}
 
 
 def smaller(sizes: Mapping[str, int]) -> list[dict[str, int]]:

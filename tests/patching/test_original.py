@@ -182,6 +182,20 @@ def test_an_operator_that_is_several_in_one() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_declarations_of_other_symbols_than_are_read_go() -> None:
+    """onnxruntime plans memory by them: onnxruntime-genai's builder declares joined caches with the length of what is new."""
+    text = """g (float[b,past,4] x, float[b,new,4] z) => (float[b,all,3] y) {
+        joined = Concat <axis = 1> (x, z)
+        h = MatMul(joined, w)
+        y = Relu(h)
+    }"""
+    model = parsed(text, w=noise(4, 3))
+    model.graph.value_info.append(helper.make_tensor_value_info("joined", TensorProto.FLOAT, ["b", "new", 4]))
+    model.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["b", "past + new", 3]))
+    made = patched(read(model), ("f_1", ["h"], ["y"]))
+    assert [v.name for v in made.graph.value_info] == ["h"] and made.graph.output == model.graph.output
+
+
 def test_new_tensors_have_the_shapes_that_no_runtime_infers() -> None:
     """Behind an operator that is not read, by which they are known to the reader only."""
     before = parsed(

@@ -66,6 +66,23 @@ def test_sizes_that_belong_together_are_smaller_together() -> None:
     assert running.sizes == {"seq": 64, "other": 64} and running.names == ("seq", "other") and running.problem
 
 
+@pytest.mark.parametrize(("fixed", "found"), [((), (64, 1, 65)), (("new",), (64, 3, 67))])
+def test_lengths_of_caches_and_of_masks_fit_each_other(fixed: tuple[str, ...], found: tuple[int, ...]) -> None:
+    graph = """g (int64[b, new] ids, float[b, 1, past, 8] past_k, int64[b, all] mask) => (float[b, 1, all, 8] present) {
+        rows = Gather(table, ids)
+        apart = Unsqueeze(rows, front)
+        keys = Concat <axis = 2> (past_k, apart)
+        m = Cast <to = 1> (mask)
+        wide = Unsqueeze(m, ends)
+        present = Mul(keys, wide)
+    }"""
+    model = parsed(graph, table=np.zeros((9, 8), np.float32), front=np.array([1]), ends=np.array([1, 3]))
+    asked = {"b": 1, "past": 64, "new": 3 if "new" in fixed else 64, "all": 64}
+    running = running_sizes.running(model.SerializeToString(), ".", asked, fixed=fixed)
+    assert tuple(running.sizes[n] for n in ("past", "new", "all")) == found
+    assert not running.names  # what fits limits no size
+
+
 def test_a_model_that_never_runs_tells_nothing() -> None:
     model = positions()
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((POSITIONS, 7), np.float32), "table"))

@@ -12,25 +12,9 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from mirage_cli.frontends.names import Names
+
 _NAME = "f"  #: of every function, while calls are written out
-
-
-class Names:
-    """Names that differ from each other and from those that are taken: a name itself, or with a number."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
-        self._last: dict[str, int] = {}  # where to go on: a model may have one name for everything
-
-    def new(self, name: str) -> str:
-        """A name like `name` that is free, and from now on taken."""
-        free, count = name, self._last.get(name, 0)
-        while free in self._taken:
-            count += 1
-            free = f"{name}_{count}"
-        self._last[name] = count
-        self._taken.add(free)
-        return free
 
 
 def inline(model: ir.Model) -> None:

@@ -25,6 +25,7 @@ from onnx_ir.passes import common as passes
 from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Options
+from mirage_cli.frontends.names import Names
 from mirage_cli.frontends.onnx import folding, fragile, inlined_size, inlining, tolerated
 from mirage_cli.frontends.onnx.external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
@@ -451,7 +452,7 @@ def _attribute_types(domain: str, op_type: str, version: int) -> Mapping[str, st
 
 def _name_nodes(model: ir.Model) -> None:
     """Names that are not empty and differ over all graphs of the model."""
-    names = inlining.Names()
+    names = Names()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         node.name = names.new(node.name or f"node_{node.op_type}")
 

@@ -111,6 +111,18 @@ def test_layers_share_the_rows_of_tables() -> None:
     assert kinds.count("Gather") == 2 and "RotaryEmbedding" not in kinds
 
 
+@pytest.mark.parametrize("form", ["halves", "counted"])
+def test_a_tensor_with_the_name_of_such_rows_keeps_it(form: str) -> None:
+    """A patched model has them where one of two rotations stays."""
+    before = turning(form, "r = Gather <axis = 0> (sin, at) z = Add (y, r)")
+    before.graph.node[-2].output[0] = before.graph.node[-1].input[1] = "y/cos/rows"
+    before.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "y/cos_places/flat"))
+    imported = read(before)
+    (named,) = (n for n in imported.model.graph if n.outputs[0].name == "y/cos/rows")
+    assert named.inputs[0] is not None and named.inputs[0].name == "sin"
+    assert sum(n.op_type == "Gather" for n in imported.model.graph) == 3
+
+
 @pytest.mark.parametrize(
     "told", ["is_packed_batching = 1", "num_heads = 5", "num_heads = 3, rotary_embedding_dim = 12"]
 )

@@ -12,11 +12,13 @@ from typing import TypeAlias
 import onnx
 import onnx_ir as ir
 
+from mirage_cli.frontends.names import Names
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 
 INSIDE = "inside"  #: the key under which a node knows the operator that it is a part of
 WHOLE = "whole"  #: and, where its parts take its place together or not at all, which one of the model
 END = "end"  #: the key of nodes whose results are what their operator gives, which may stay: others read these alone
+_PREFIXES = "prefixes"  #: the key under which a graph keeps those of its tensors' names
 OLDEST = 13  #: the opset whose forms of operators texts have
 ON_CPUS = "cpus"  #: the key of nodes whose weights may lie in another layout for other devices
 Dims: TypeAlias = Sequence[int | str | None]
@@ -42,7 +44,7 @@ def spliced(
     for own, value in zip(part.inputs, given, strict=False):
         if value is not None:
             ir.convenience.replace_all_uses_with(own, value)
-    prefix = f"{node.outputs[0].name}/{what}"
+    prefix = _own_prefix(graph, f"{node.outputs[0].name}/{what}")
     for inner in ir.traversal.RecursiveGraphIterator(part):
         inner.meta[INSIDE] = node.op_type
         if together:
@@ -62,6 +64,16 @@ def spliced(
         else:
             graph.insert_before(node, inner)
     return results
+
+
+def _own_prefix(graph: ir.Graph, wanted: str) -> str:
+    """The prefix, or another one where tensors of the model have it: a patched model has those of parts that became nodes."""
+    if _PREFIXES not in graph.meta:
+        there = (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs))
+        graph.meta[_PREFIXES] = Names((v.name or "").rpartition("/")[0] for v in there)
+    names = graph.meta[_PREFIXES]
+    assert isinstance(names, Names)
+    return names.new(wanted)
 
 
 def mark(model: ir.Model, whole: str, key: str) -> None:
