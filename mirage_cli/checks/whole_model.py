@@ -23,6 +23,7 @@ from mirage_cli.checks.sequences import unboxed
 from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.frontends.onnx.external import DataFiles
+from mirage_cli.frontends.onnx.traversal import all_nodes
 from mirage_cli.lax.dtypes import F16, F32, DType, from_numpy
 from mirage_cli.numerics.accuracy import DRAWS, Accuracy, Sample, compare, judged, remembered
 from mirage_cli.truth import evaluate
@@ -240,7 +241,7 @@ def with_kernels_of(model: onnx.ModelProto, kept: Sequence[str], domain: str) ->
     library knows nothing, so that onnxruntime takes their functions."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    for node in copy.graph.node:
+    for node in all_nodes(copy.graph.node):
         if node.domain == domain and node.name not in kept:
             node.op_type += _INLINE
     for function in model.functions:

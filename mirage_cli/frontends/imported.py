@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mirage_cli.errors import UsageError
+from mirage_cli.frontends.names import entered
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -67,7 +68,8 @@ class Imported:
     with functions inlined and constants folded; what is patched is the `original`. `stated` is the graph as the
     nodes state it, before `one_spelling`, with its own values by name: what proofs begin at. `least` and `most` are
     sizes that symbols are not below, and not above, in any run of the model; `same` are symbols of the original that are equal
-    to others in every run, which stand for them here.
+    to others in every run, which stand for them here. `branches` tells of tensors of branches in which one they are, `around`
+    of what these read from around them which tensors of the model that is.
     """
 
     path: str
@@ -88,6 +90,8 @@ class Imported:
     least: Mapping[str, int] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
     same: Mapping[str, str] = field(default_factory=dict)
+    branches: Mapping[str, str] = field(default_factory=dict)
+    around: Mapping[str, str] = field(default_factory=dict)
     files: tuple[DataFile, ...] = ()
     original: Original | None = None
 
@@ -101,6 +105,14 @@ class Imported:
             low, high = limits.get(name, (1, None))
             limits[name] = (low, most if high is None else min(high, most))
         return limits
+
+    def entered(self, branch: str, names: Sequence[str]) -> list[str]:
+        """The names of tensors where a branch reads them, which for those from around it are others."""
+        return [own if (own := entered(branch, name)) in self.around else name for name in names]
+
+    def outside(self, names: Sequence[str]) -> list[str]:
+        """The reverse: what the model calls such tensors."""
+        return [self.around.get(name, name) for name in names]
 
     def of_original(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes of symbols with those of the original that are equal to them."""

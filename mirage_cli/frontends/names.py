@@ -1,4 +1,4 @@
-"""Names that differ from each other."""
+"""Names of tensors: those that differ from each other, and those of what branches read."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ class Names:
         self._last[name] = count
         self._taken.add(free)
         return free
+
+
+def entered(branch: str, name: str) -> str:
+    """What a tensor from around a branch is called where the branch reads it."""
+    return f"{name}@{branch}"

@@ -57,9 +57,11 @@ def regions_of(imported: Imported) -> Regions:
     return Regions(imported.model, Facts(imported.values, dims, imported.shapes, grown, results))
 
 
-def region_of(regions: Regions, fragment: LaxFragment) -> Region:
+def region_of(regions: Regions, imported: Imported, fragment: LaxFragment) -> Region:
     """The original nodes of a fragment."""
-    return regions.of(parts.input_names(fragment.program), parts.output_names(fragment.program))
+    return regions.of(
+        *map(imported.outside, (parts.input_names(fragment.program), parts.output_names(fragment.program)))
+    )
 
 
 def spec_of(value: ir.Value, imported: Imported) -> TensorSpec:
@@ -322,12 +324,13 @@ def group_fragments(
     kinds: dict[str, list[str]] = {}
     regions = regions_of(imported)
     for fragment in fragments:
-        region = region_of(regions, fragment)
+        region = region_of(regions, imported, fragment)
         if not wanted(region.node_names):
             continue
         own = fragment.program
         dims = {s.name: s.tensor_dims for s in (*own.sources, *parts.input_sources(own))}
         dims |= {o.name: o.dims for o in own.outputs}
+        dims |= {around: dims[name] for name, around in imported.around.items() if name in dims}
         # a product of symbols may be one symbol in the program
         specs_of_both = [[spec_of(v, imported) for v in values] for values in (region.inputs, region.outputs)]
         inputs, outputs = (tuple(replace(t, dims=dims.get(t.name, t.dims)) for t in specs) for specs in specs_of_both)
@@ -344,6 +347,8 @@ def group_fragments(
             identifier, fragment.name, fragment.program, [Occurrence(fragment, region)], inputs, outputs
         )
         distinct[identifier].check_function(imported)
+        if region.torn:
+            distinct[identifier].fail("its nodes, or what they read, stand in several branches")
         if region.recomputed is not None:
             distinct[identifier].fail(f"it reads {region.recomputed.name}, which its original nodes compute themselves")
         torn = next(filter(None, map(fusions.torn, region.inputs)), None)

@@ -15,7 +15,7 @@ What is patched is the message that was given, not the reader's copy of it: what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from mirage_cli.codegen import cache_rows
 from mirage_cli.errors import InvalidGraph
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Imported
+from mirage_cli.frontends.onnx import branches
+from mirage_cli.frontends.onnx.traversal import all_nodes
 from mirage_cli.patching import graph_message, stand_ins
 from mirage_cli.patching.expansion import WrittenOut, reads, written_out
 from mirage_cli.patching.graph_message import unused_name
@@ -88,7 +90,15 @@ def patched(imported: Imported, replacements: Iterable[Replacement], metadata: M
         weights = {t.name for t in proto.graph.initializer}
         _keep(proto.graph.input, [v.name not in weights for v in proto.graph.input])
     _forget_wrong_shapes(proto, imported)
-    _Patch(proto, imported.model, functions).replace(replacements)
+    read = {name for node in all_nodes(proto.graph.node) for name in node.input}
+    inner = dict(branches.of_message(proto))
+    places: dict[str, list[Replacement]] = {}
+    for r in replacements:
+        places.setdefault(r.region.branch, []).append(r)
+    for branch, own in places.items():
+        if branch:
+            _Patch(proto, imported.model, functions, inner[branch]).replace(own)
+    _Patch(proto, imported.model, functions, read=read).replace(places.get("", ()))
     _fix_inputs(proto, imported.model)
     proto.ir_version = max(proto.ir_version, FUNCTIONS_IR_VERSION)
     _add_functions(proto, functions)
@@ -104,7 +114,8 @@ def _forget_wrong_shapes(proto: onnx.ModelProto, imported: Imported) -> None:
     """Remove declarations of tensors that say one symbol where reading found another: onnxruntime plans memory by them, and
     whether it notices depends on the nodes around."""
     wrong: set[str] = set()
-    for value in proto.graph.value_info:
+    declarations = [g.value_info for g in (proto.graph, *(g for _, g in branches.of_message(proto)))]
+    for value in (value for own in declarations for value in own):
         v = imported.values.get(value.name)
         if v is None or not value.type.tensor_type.HasField("shape"):
             continue
@@ -113,12 +124,13 @@ def _forget_wrong_shapes(proto: onnx.ModelProto, imported: Imported) -> None:
         said = [sizes.parse(imported.same.get(name, name)) if name else None for name in declared]
         if len(said) != len(found) or any(s not in (None, size) for s, size in zip(said, found, strict=True)):
             wrong.add(value.name)
-    _keep(proto.graph.value_info, [v.name not in wrong for v in proto.graph.value_info])
+    for own in declarations:
+        _keep(own, [v.name not in wrong for v in own])
 
 
 def _add_functions(proto: onnx.ModelProto, functions: Mapping[str, onnx.FunctionProto]) -> None:
     """Add those that are called; ones of the same names, of an earlier run, have been written out."""
-    called = {n.op_type for n in proto.graph.node if n.domain == DOMAIN}
+    called = {n.op_type for n in all_nodes(proto.graph.node) if n.domain == DOMAIN}
     _keep(proto.functions, [f.domain != DOMAIN or f.name not in functions for f in proto.functions])
     proto.functions.extend(f for name, f in functions.items() if name in called)
 
@@ -127,7 +139,7 @@ def _import_domains(proto: onnx.ModelProto, versions: Mapping[str, int]) -> None
     """Import what the model has operators of since it was patched."""
     ours = (n.domain for f in proto.functions if f.domain == DOMAIN for n in f.node)
     there = {o.domain for o in proto.opset_import}
-    for domain in dict.fromkeys((DOMAIN, *(n.domain for n in proto.graph.node), *ours)):
+    for domain in dict.fromkeys((DOMAIN, *(n.domain for n in all_nodes(proto.graph.node)), *ours)):
         same = ONNX_DOMAINS if domain in ONNX_DOMAINS else (domain,)
         if there.isdisjoint(same):
             version = DOMAIN_VERSION if domain == DOMAIN else versions.get(domain, 1)
@@ -156,6 +168,12 @@ def _fix_inputs(proto: onnx.ModelProto, model: ir.Model) -> None:
                 dim.dim_value = numbers[dim.dim_param]
 
 
+def _defined(graph: onnx.GraphProto) -> set[str]:
+    """The tensors of a graph, which its branches see."""
+    weights = [*(t.name for t in graph.initializer), *(t.values.name for t in graph.sparse_initializer)]
+    return {*weights, *(v.name for v in graph.input), *(name for node in graph.node for name in node.output if name)}
+
+
 def _keep(field: Any, kept: Sequence[bool]) -> None:
     """Remove elements of a repeated field in place."""
     for k in reversed(range(len(kept))):
@@ -175,21 +193,29 @@ class _Item:
 
 
 class _Patch:
-    """The message being changed, with what is looked up for every operator."""
+    """The graph being changed, the main one or a `branch`, with what is looked up for every operator; `read` are the tensors
+    that the model's nodes read before."""
 
-    def __init__(self, proto: onnx.ModelProto, model: ir.Model, functions: Mapping[str, onnx.FunctionProto]) -> None:
-        self.graph, self.model = proto.graph, model
-        self.nodes = list(proto.graph.node)
+    def __init__(
+        self,
+        proto: onnx.ModelProto,
+        model: ir.Model,
+        functions: Mapping[str, onnx.FunctionProto],
+        branch: onnx.GraphProto | None = None,
+        read: Collection[str] = (),
+    ) -> None:
+        self.graph, self.model = proto.graph if branch is None else branch, model
+        self.nodes = list(self.graph.node)
         self.values, self.names = graph_message.value_names(proto), graph_message.node_names(proto)
         self.results = {name: k for k, node in enumerate(self.nodes) for name in node.output if name}
-        self.weights = {t.name for t in proto.graph.initializer}
-        self.weights |= {t.values.name for t in proto.graph.sparse_initializer}
-        self.inputs = {v.name for v in proto.graph.input}
+        self.weights = {t.name for t in self.graph.initializer}
+        self.weights |= {t.values.name for t in self.graph.sparse_initializer}
+        self.inputs = {v.name for v in self.graph.input} | (set() if branch is None else _defined(proto.graph))
         self.folded = {n for n, v in model.graph.initializers.items() if n not in self.weights | self.inputs}
         self.known = {*self.results, *self.weights, *self.inputs}
-        outputs = [v.name for v in proto.graph.output]
+        outputs = [v.name for v in self.graph.output]
         self.idle = set(range(len(self.nodes))) - graph_message.needed_nodes(self.nodes, outputs)
-        self.read = {name for node in self.nodes for name in graph_message.reads(node)}
+        self.read = {name for node in self.nodes for name in graph_message.reads(node)} | {*read}
         self.sorted = graph_message.is_sorted(self.nodes)
         self.again = [k for k, n in enumerate(self.nodes) if n.domain == DOMAIN and n.op_type in functions]
         self.items: list[_Item] = []

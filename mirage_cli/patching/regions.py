@@ -24,6 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from mirage_cli.errors import InvalidGraph, Refused
+from mirage_cli.frontends.onnx.branches import BRANCH, branch_of
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.graph import Dims
@@ -111,6 +112,21 @@ class Region:
         computed apart from it do not count."""
         makers = {v.producer() for v in self.inputs if v not in self.grown}
         return next((n for n in self.nodes if n in makers), None)
+
+    @property
+    def branch(self) -> str:
+        """The branch that it stands in; nothing for the main graph."""
+        return next(iter(self.branches))
+
+    @property
+    def torn(self) -> bool:
+        """True if it stands in several branches, or reads what its own cannot see."""
+        return len(self.branches) > 1 or any(branch_of(v) not in ("", self.branch) for v in self.inputs)
+
+    @property
+    def branches(self) -> list[str]:
+        """The branches of its nodes."""
+        return sorted({str(n.meta.get(BRANCH, "")) for n in self.nodes})
 
     @property
     def recomputed(self) -> ir.Value | None:
@@ -265,7 +281,9 @@ class _Walk:
         if shape is not None:
             self.shapes[v] = shape
             return True
-        if producer is not None and any(a.type in GRAPHS for a in producer.attributes.values()):
+        if producer is not None and (
+            producer.op_type == "If" or any(a.type in GRAPHS for a in producer.attributes.values())
+        ):
             self.extra[v] = None  # a function cannot hold what its sub-graphs read from around it
             return True
         return False

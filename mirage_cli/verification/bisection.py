@@ -16,6 +16,7 @@ from mirage_cli.checks.sequences import unboxed
 from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.frontends import Imported
 from mirage_cli.frontends.onnx.external import DataFiles
+from mirage_cli.frontends.onnx.traversal import all_nodes
 from mirage_cli.patching import patch
 from mirage_cli.runtime.given import entry
 
@@ -80,7 +81,7 @@ class Case:
 
     def operators(self) -> list[onnx.NodeProto]:
         """The nodes that the library computes."""
-        return [n for n in self.model.graph.node if n.domain == patch.DOMAIN]
+        return [n for n in all_nodes(self.model.graph.node) if n.domain == patch.DOMAIN]
 
     def differs(self, kept: Sequence[str], run: Runner) -> bool:
         """True if the outputs differ when the library computes only the nodes called `kept`."""

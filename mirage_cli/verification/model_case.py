@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
+import numpy as np
 import onnx
 
 from mirage_cli.checks import whole_model
@@ -23,6 +25,7 @@ from mirage_cli.verification.output_folder import external
 
 BARE = "it does not run without the library"
 STAND_IN = "onnxruntime's CPU lacks an operator of the original: its float64 run and our functions stand in for it"
+TURNED = "truth values turned"
 NO_MEMORY = ("bad_alloc", "allocate")  #: parts of what onnxruntime says where memory is short, which no inputs mend
 MORE_INPUTS = "give it inputs that it takes: --inputs FILE.npz|FOLDER"
 
@@ -195,6 +198,27 @@ def made(
         result.add("outputs", where, f"{who}: {error}")
         result.notes += [error.hint] if isinstance(error, Crashed) else []
         return None
+
+
+def turned(models: Models, case: Case, result: Verification) -> Case | None:
+    """A case with the opposite truth values, so that other branches of `If` run, where the original runs on them; what the
+    patched model makes of them without its library is judged. None for models without such inputs, or without branches."""
+    inputs = {name: ~a if a.dtype == np.bool_ else a for name, a in case.inputs.items()}
+    if not models.imported.branches or not any(a.dtype == np.bool_ for a in inputs.values()):
+        return None
+    try:
+        original, exact = models.own(inputs), None
+        with contextlib.suppress(MirageError):
+            exact = models.stated().run(inputs, models.seconds)
+        other = replace(case, inputs=inputs, original=original, exact=exact, redraw=None)
+    except MirageError:
+        return None
+    try:
+        judge(f"without the library, {TURNED}", other.compared(models.bare(inputs), models.bare), result)
+    except MirageError as error:
+        result.add("outputs", models.path.name, f"{BARE}, {TURNED}: {error}")
+        return None
+    return other
 
 
 def refused(

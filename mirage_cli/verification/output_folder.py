@@ -25,6 +25,7 @@ from mirage_cli.frontends import Imported, sizes
 from mirage_cli.frontends.onnx import protobuf
 from mirage_cli.frontends.onnx.external import DataFiles
 from mirage_cli.frontends.onnx.parts import cached_attention
+from mirage_cli.frontends.onnx.traversal import all_graphs, all_nodes
 from mirage_cli.lax.dtypes import U8
 from mirage_cli.lax.ir.parts import given_otherwise, input_count, input_sources, output_names
 from mirage_cli.lax.ir.program import Program
@@ -60,7 +61,8 @@ class Fragment:
 
     def program(self, model: Imported, node: onnx.NodeProto) -> Program:
         """The program that a model states at one place. Raises InvalidGraph or Refused where it states none."""
-        own, names = self.stored.program, list(node.input)
+        branch = next((b for name in node.output if (b := model.branches.get(name))), "")
+        own, names = self.stored.program, model.entered(branch, node.input)
         wholes = iter(node.output[len(own.outputs) :])
         rows = derivation.chosen_names(model, own, names)
         sources = [
@@ -81,7 +83,7 @@ def fragments(
 ) -> Iterator[Fragment]:
     """The fragments of a patched model; what is missing or does not fit becomes a finding."""
     nodes: dict[str, list[onnx.NodeProto]] = {}
-    for n in model.graph.node:
+    for n in all_nodes(model.graph.node):
         if n.domain == patch.DOMAIN:
             nodes.setdefault(n.op_type, []).append(n)
     functions = {f.name for f in model.functions if f.domain == patch.DOMAIN}
@@ -107,7 +109,7 @@ def fragments(
 
 def operators_beside(model: onnx.ModelProto, result: Verification) -> list[CacheRows]:
     """The operators of a patched model that bring new rows into caches; functions that say something else become findings."""
-    names = sorted({n.op_type for n in model.graph.node if n.domain == patch.DOMAIN})
+    names = sorted({n.op_type for n in all_nodes(model.graph.node) if n.domain == patch.DOMAIN})
     beside = [rows for rows in map(cache_rows.named, names) if rows is not None]
     functions = {f.name: f for f in model.functions if f.domain == patch.DOMAIN}
     opset = next((o.version for o in model.opset_import if o.domain in ONNX_DOMAINS), 1)
@@ -151,8 +153,8 @@ def read_fragment(folder: Path, identifier: str, op_type: str, places: list[onnx
 def constants(model: onnx.ModelProto) -> frozenset[str]:
     """The tensors that nothing writes while a model runs: its weights (one that is an input too may be overridden) and
     what its Constant nodes hold."""
-    weights = {t.name for t in model.graph.initializer} - {v.name for v in model.graph.input}
-    nodes = (n for n in model.graph.node if n.domain in ONNX_DOMAINS and n.op_type == "Constant")
+    weights = {t.name for graph in all_graphs(model) for t in graph.initializer} - {v.name for v in model.graph.input}
+    nodes = (n for n in all_nodes(model.graph.node) if n.domain in ONNX_DOMAINS and n.op_type == "Constant")
     return frozenset(weights | {o for n in nodes for o in n.output})
 
 
@@ -188,7 +190,7 @@ def check_job(
 ) -> CheckJob:
     """The check of a fragment's CPU kernel against float64, with the weights of its first place. Raises MirageError."""
     node = f.nodes[0]
-    stored = graph_message.stored_tensors(model.graph)
+    stored = {name: t for graph in all_graphs(model) for name, t in graph_message.stored_tensors(graph).items()}
     files = DataFiles(str(folder / MODEL), hashed=False)
     weights = {k: files.array(stored[n]) for k, n in enumerate(node.input) if n in stored}
     count = input_count(program)

@@ -27,6 +27,7 @@ from mirage_cli.errors import MirageError, ModelError
 from mirage_cli.files.output import LIBRARY, MODEL, MUGRAPHS, SCRIPT, SOURCES
 from mirage_cli.files.rawfile import held
 from mirage_cli.frontends import Imported
+from mirage_cli.frontends.onnx.traversal import all_nodes
 from mirage_cli.frontends.torchscript import modules
 from mirage_cli.kernel_proof.prove import prove
 from mirage_cli.kernels import trust
@@ -76,6 +77,7 @@ class Recheck:
     shown: dict[str, kernel_check.Arrays] = field(default_factory=dict)  #: inputs that a kernel failed on, by fragment
     odd: list[onnx.NodeProto] = field(default_factory=list)  #: operators that bisection found
     rendered: dict[str, bytes] = field(default_factory=dict)  #: sources by their names in src/
+    other: Case | None = None  #: the inputs by which other branches of the model run
     rebuilt: str = ""  #: why the library is not loaded, but one that was built anew from these sources
     entropy: str = field(default_factory=lambda: secrets.token_hex(16))  #: that proofs' random points come from
     start: float = field(default_factory=time.perf_counter)
@@ -342,7 +344,7 @@ class Recheck:
         """Everything for which the library is loaded, in one process, and what it is compared with."""
         comparison = self.case(model, imported, original)
         case = comparison if isinstance(comparison, Case) else None
-        operators = sorted({n.op_type for n in model.graph.node if n.domain == patch.DOMAIN})
+        operators = sorted({n.op_type for n in all_nodes(model.graph.node) if n.domain == patch.DOMAIN})
         uses = (bool(operators) or self.library.exists()) and (not self.rebuilt or self.library.exists())
         if self.rebuilt:
             self.result.add("library", LIBRARY, self.rebuilt)
@@ -362,6 +364,9 @@ class Recheck:
                 self.shown[f.id] = kernel_check.failing_inputs(job, outcome)
         if case is not None and uses:
             self.with_library(case, done[-1])
+            if self.other is not None:
+                turned = Job(str(self.folder / self.name), self.other.inputs, self.library, seconds=self.options.timeout)
+                self.with_library(self.other, self.kernels.do(turned), f", {model_case.TURNED}")
         elif isinstance(comparison, Refusal):
             not_compared(comparison, done[-1] if uses else None, self.name, self.result)
         if case is not None and (self.folder / SCRIPT).is_file():
@@ -376,17 +381,22 @@ class Recheck:
         path = self.folder / self.name
         inputs = None if self.options.inputs is None else given.read(self.options.inputs, model)
         models = Models(model, imported, path, self.library, original, self.originals, self.options.timeout)
-        return model_case.chosen(models, told_sizes(self.report), asked, self.seed, inputs, self.result)
+        found = model_case.chosen(models, told_sizes(self.report), asked, self.seed, inputs, self.result)
+        if isinstance(found, Case) and inputs is None:
+            self.other = model_case.turned(models, found, self.result)
+        return found
 
-    def with_library(self, case: Case, found: Arrays | isolation.Lost) -> None:
-        """Judge the outputs of the patched model with its library; find the operator that differs when asked to."""
+    def with_library(self, case: Case, found: Arrays | isolation.Lost, how: str = "") -> None:
+        """Judge the outputs of the patched model with its library; find the operator that differs when asked to. `how` says
+        what is particular about the inputs."""
         differs = True
         if isinstance(found, isolation.Lost):
-            self.result.add("outputs", self.name, f"it does not run with the library: {found.reason}")
+            self.result.add("outputs", self.name, f"it does not run with the library{how}: {found.reason}")
         else:
-            self.result.outputs = case.compared(found, lambda x: self.run(Job(str(case.path), x, self.library)))
-            judge("with the library", self.result.outputs, self.result)
-            differs = not all(c.accuracy.passed for c in self.result.outputs)
+            compared = case.compared(found, lambda x: self.run(Job(str(case.path), x, self.library)))
+            judge(f"with the library{how}", compared, self.result)
+            self.result.outputs += [replace(c, output=f"{c.output}{how}") for c in compared]
+            differs = not all(c.accuracy.passed for c in compared)
         if self.options.bisect and differs:
             self.odd = bisection.bisect(case, self.run)
             for n in self.odd:

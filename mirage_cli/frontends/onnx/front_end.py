@@ -8,7 +8,7 @@ import onnx
 
 from mirage_cli.errors import ModelError
 from mirage_cli.frontends.imported import Imported, Options
-from mirage_cli.frontends.onnx import protobuf, texts
+from mirage_cli.frontends.onnx import branches, protobuf, texts
 from mirage_cli.frontends.onnx.external import DataFiles, inline_inner
 from mirage_cli.frontends.onnx.original import Original, outputs_of
 from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET, checked, default_opset, fix_dimensions, simplify, to_ir
@@ -49,6 +49,7 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
     files = DataFiles(path if options.data is None else str(Path(options.data) / path))
     original = Original(data, files, outputs_of(proto))
     inline_inner(proto, files)
+    branches.name_apart(proto)
     proto = checked(proto, path, notes)
     model = to_ir(proto, files, path)
     fix_dimensions(model, options)
@@ -78,6 +79,8 @@ def _read(proto: onnx.ModelProto, options: Options, path: str, sha256: str, data
         least=reading.least,
         most=reading.most,
         same=reading.same,
+        branches={v.name or "": b for n in model.graph for v in n.outputs if (b := branches.branch_of(v))},
+        around=reading.around,
         files=tuple(files.files.values()),
         original=original,
     )

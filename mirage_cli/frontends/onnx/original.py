@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from mirage_cli.frontends.onnx import branches
 from mirage_cli.frontends.onnx.external import DataFiles
 
 
@@ -28,6 +29,7 @@ class Original:
     def proto(self) -> onnx.ModelProto:
         """The model as a message of its own, which may be changed."""
         message: onnx.ModelProto = onnx.ModelProto.FromString(self.data)
+        branches.name_apart(message)
         return message
 
 

@@ -26,7 +26,7 @@ from mirage_cli.errors import ModelError, UsageError
 from mirage_cli.frontends import sizes
 from mirage_cli.frontends.imported import Options
 from mirage_cli.frontends.names import Names
-from mirage_cli.frontends.onnx import folding, fragile, inlined_size, inlining, tolerated
+from mirage_cli.frontends.onnx import branches, folding, fragile, inlined_size, inlining, tolerated
 from mirage_cli.frontends.onnx.external import DataFiles, node_tensors
 from mirage_cli.frontends.onnx.ops.registry import MICROSOFT
 from mirage_cli.frontends.onnx.parts import cached_attention, experts, rotary
@@ -350,7 +350,7 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
     """
     opset = model.opset_imports.get("") or OLDEST_OPSET
     with _quiet(), _without_defaults(model):
-        kept = _operands_of_calls(model)
+        kept, choices = _operands_of_calls(model), branches.choices(model)
         _inline(model, path)
         _check_attributes(model, path)
         fragile.check(model, path)
@@ -358,6 +358,7 @@ def simplify(model: ir.Model, notes: list[str], path: str) -> None:
             if opset >= OLDEST_OPSET:
                 folding.fold_constants(model, notes, shown, kept)
             _lift_and_infer(model, path)
+        branches.lift(model, choices)
         if opset >= OLDEST_OPSET:
             store_what_is_cut_at(model, opset)
             sort_groups(model)

@@ -6,7 +6,6 @@ reads them, and the reason is kept. Nothing is left out silently.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,7 +17,9 @@ from onnx_ir.analysis import analyze_implicit_usage
 
 from mirage_cli.errors import InvalidGraph, Refused
 from mirage_cli.frontends import sizes
+from mirage_cli.frontends.names import entered
 from mirage_cli.frontends.onnx import fragile, tolerated
+from mirage_cli.frontends.onnx.branches import BRANCH, branch_of
 from mirage_cli.frontends.onnx.ops import READERS, positions, shape_values
 from mirage_cli.frontends.onnx.ops.quantized import scaled_integers
 from mirage_cli.frontends.onnx.ops.registry import ELEMENT_TYPES, RUNTIMES_OWN, Call, Results, Unread
@@ -26,10 +27,8 @@ from mirage_cli.frontends.onnx.ops.shape_values import Known
 from mirage_cli.frontends.onnx.parts import splicing
 from mirage_cli.frontends.onnx.preparation import OLDEST_OPSET, rename_symbols
 from mirage_cli.frontends.sizes import Size
-from mirage_cli.lax import extents as ex
-from mirage_cli.lax.dtypes import BOOL, I64, DType
-from mirage_cli.lax.extents import Extent, Symbolic
-from mirage_cli.lax.ir import compose
+from mirage_cli.lax.dtypes import BOOL, I64
+from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir.graph import Choose, Dims, Graph, Tensor, UnequalExtents, exact
 
 COUNTED = 2**16  #: elements of a constant up to which it may be positions
@@ -42,7 +41,8 @@ _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A graph, the values of the model's tensors in it, integer tensors of extents, why nodes are not read, the sizes that
-    symbols are not below, or not above, in any run of the model, and symbols that others are equal to in all of them."""
+    symbols are not below, or not above, in any run of the model, symbols that others are equal to in all of them, and what
+    branches read from around them."""
 
     graph: Graph
     values: dict[str, int]
@@ -51,6 +51,7 @@ class Reading:
     least: dict[str, int]
     most: dict[str, int]
     same: dict[str, str]
+    around: dict[str, str]
 
 
 def read_graph(model: ir.Model) -> Reading:
@@ -71,7 +72,8 @@ def read_graph(model: ir.Model) -> Reading:
         else:
             walk = _walked(model, walk.least | walk.learnt, walk.most | walk.ends)
     shapes = {name: extents for name, known in walk.shapes.items() if (extents := _extents(known)) is not None}
-    return Reading(walk.graph, _rows_named(walk.graph, walk.values), shapes, walk.reasons, walk.least, walk.most, same)
+    values = _rows_named(walk.graph, walk.values)
+    return Reading(walk.graph, values, shapes, walk.reasons, walk.least, walk.most, same, walk.around)
 
 
 def _rows_named(graph: Graph, values: dict[str, int]) -> dict[str, int]:
@@ -90,7 +92,8 @@ def _walked(model: ir.Model, least: dict[str, int], most: dict[str, int]) -> _Wa
     for node in model.graph:
         walk.node(node)
     walk.graph.outputs = [walk.anything(value) for value in model.graph.outputs]
-    between = (walk.values.get(v.name or "") for v in splicing.between(model))
+    ends = {v.name or "" for v in splicing.between(model)}
+    between = (walk.values.get(name) for name in (*ends, *(own for own, name in walk.around.items() if name in ends)))
     walk.graph.bounds = list(dict.fromkeys(v for v in between if v is not None))
     return walk
 
@@ -127,6 +130,8 @@ class _Walk:
     ends: dict[str, int] = field(default_factory=dict)  #: smaller greatest ones, which sums tell
     same: dict[str, str] = field(default_factory=dict)  #: symbols of inputs that are equal to earlier ones
     given: list[str] = field(default_factory=list)  #: the symbols of inputs, in order
+    branch: str = ""  #: that of the node which is read
+    around: dict[str, str] = field(default_factory=dict)  #: tensors by what branches call them that read them
 
     def __post_init__(self) -> None:
         self.captures = analyze_implicit_usage(self.model.graph)
@@ -135,6 +140,8 @@ class _Walk:
     def value(self, tensor: ir.Value) -> int:
         """The graph value of a tensor. Raises Refused with the reason when there is none."""
         name = tensor.name or ""
+        if self.branch and name not in self.shapes and tensor.const_value is None:
+            name = self.entered(tensor)
         if name not in self.values:
             if name in self.unreadable:
                 raise Refused(f"input {name!r} {self.unreadable[name]}")
@@ -145,6 +152,17 @@ class _Walk:
             else:
                 raise Refused(f"input {name!r} comes from outside the model's main graph")
         return self.values[name]
+
+    def entered(self, tensor: ir.Value) -> str:
+        """The name of a tensor where the branch reads it: another one for what is from around it, if it can be read."""
+        name, own = tensor.name or "", entered(self.branch, tensor.name or "")
+        if branch_of(tensor) == self.branch or name not in self.values:
+            return name
+        if own not in self.values:
+            v = self.values[name]
+            self.values[own] = self.graph.opaque(f"entering {own}", (v,), self.graph.tensors[v])
+            self.around[own] = name
+        return own
 
     def known(self, tensor: ir.Value) -> Known | None:
         """The integers in a tensor as far as they are known."""
@@ -226,33 +244,13 @@ class _Walk:
         elements = known.ravel().tolist()
         if all(isinstance(e, int) and e == elements[0] for e in elements):  # one number, as where it is stored
             return self.graph.fill(exact(elements[0]) if elements else 0, dtype, known.shape)
-        parts = [self.graph.reshape(self.size(e, dtype), (1,)) for e in elements]
+        parts = [self.graph.reshape(positions.number(self.graph, e, dtype), (1,)) for e in elements]
         return self.graph.reshape(self.graph.concat(parts, 0), known.shape)
-
-    def size(self, size: Size, dtype: DType) -> int:
-        """A size as a scalar; one that may be negative from its terms."""
-        if isinstance(size, int):
-            return self.graph.fill(exact(size), dtype)
-        if all(factor > 0 for _, factor in size.terms):
-            return self.count(sizes.to_extent(size), dtype)
-        terms = [
-            compose.scale(self.graph, self.count(ex.product(map(ex.symbol, names)), dtype), factor)
-            for names, factor in size.terms
-        ]
-        return functools.reduce(lambda a, b: self.graph.map("add", a, b), terms)
-
-    def count(self, extent: Extent, dtype: DType) -> int:
-        """An extent as a scalar: symbols are counted by summing ones along dimensions of these extents."""
-        graph = self.graph
-        names = extent.names if isinstance(extent, Symbolic) else ()
-        dims = [Symbolic(1, (n,)) for n in names]
-        ones = graph.expand(graph.fill(1, dtype, (1,) * len(dims)), dims)
-        total = graph.reshape(graph.reduce("sum", ones, range(len(dims))), ())
-        return compose.scale(graph, total, extent.factor if isinstance(extent, Symbolic) else extent)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
     def node(self, node: ir.Node) -> None:
         """Read one node, or record it as opaque with the reason."""
+        self.branch = str(node.meta.get(BRANCH, ""))
         try:
             shapes = self.known_outputs(node)
             if shapes is not None:
@@ -282,7 +280,9 @@ class _Walk:
 
     def learn(self, unequal: UnequalExtents) -> None:
         """Two extents are equal in every run that does not fail: a window is full, a table reaches to the end, or two symbols
-        are one."""
+        are one. Nodes of a branch tell nothing: it may not run."""
+        if self.branch:
+            return
         a, b = map(sizes.from_extent, unequal.pair)
         equal = None if unequal.broadcast else sizes.equal_symbols(a, b)
         if equal is not None and set(equal) <= set(self.given):
@@ -295,7 +295,7 @@ class _Walk:
 
     def at_least(self, bound: tuple[str, int] | None) -> None:
         """A symbol is a number or more in every run that does not fail."""
-        if bound is not None and bound[1] > self.least.get(bound[0], 0):
+        if not self.branch and bound is not None and bound[1] > self.least.get(bound[0], 0):
             self.learnt[bound[0]] = max(bound[1], self.learnt.get(bound[0], 0))
 
     def need(self, extent: Extent, size: int) -> None:
@@ -318,6 +318,8 @@ class _Walk:
         version = self.model.opset_imports.get(domain) or 1
         if domain == "" and version < OLDEST_OPSET:
             raise Refused(f"operators of opset {version} are not read (from {OLDEST_OPSET} on)")
+        if node.op_type == "If" and not node.attributes:
+            raise Refused("it chooses between two branches, whose nodes are read")
         if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
             raise Refused("it contains sub-graphs")
         if (product := scaled_integers(node)) is not None and (product.name or "") in self.reasons:

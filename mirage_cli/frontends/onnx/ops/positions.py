@@ -6,6 +6,7 @@ what a mask compares to a constant.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -14,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirage_cli.errors import Refused
+from mirage_cli.frontends import sizes
 from mirage_cli.frontends.onnx.ops.registry import Call
+from mirage_cli.frontends.sizes import Size
+from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import BOOL, I64, DType
 from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ir import compose
@@ -221,3 +225,25 @@ def along(graph: Graph, x: int, dim: int, walk: Walk, count: Extent) -> int:
     if count == 0 or not (0 <= start < extent and 0 <= last < extent):
         raise Refused(f"indices {start} to {last} in a dimension of {extent}")
     return graph.slice(x, dim, start, count, walk.step)
+
+
+def number(graph: Graph, size: Size, dtype: DType) -> int:
+    """A size as a scalar; one that may be negative from its terms."""
+    if isinstance(size, int):
+        return graph.fill(steps.exact(size), dtype)
+    if all(factor > 0 for _, factor in size.terms):
+        return _count(graph, sizes.to_extent(size), dtype)
+    terms = [
+        compose.scale(graph, _count(graph, ex.product(map(ex.symbol, names)), dtype), factor)
+        for names, factor in size.terms
+    ]
+    return functools.reduce(lambda a, b: graph.map("add", a, b), terms)
+
+
+def _count(graph: Graph, extent: Extent, dtype: DType) -> int:
+    """An extent as a scalar: symbols are counted by summing ones along dimensions of these extents."""
+    names = extent.names if isinstance(extent, ex.Symbolic) else ()
+    dims = [ex.Symbolic(1, (n,)) for n in names]
+    ones = graph.expand(graph.fill(1, dtype, (1,) * len(dims)), dims)
+    total = graph.reshape(graph.reduce("sum", ones, range(len(dims))), ())
+    return compose.scale(graph, total, extent.factor if isinstance(extent, ex.Symbolic) else extent)
