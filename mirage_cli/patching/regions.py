@@ -116,7 +116,7 @@ class Region:
     @property
     def branch(self) -> str:
         """The branch that it stands in; nothing for the main graph."""
-        return next(iter(self.branches))
+        return next(iter(self.branches), "")
 
     @property
     def torn(self) -> bool:

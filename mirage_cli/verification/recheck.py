@@ -365,7 +365,9 @@ class Recheck:
         if case is not None and uses:
             self.with_library(case, done[-1])
             if self.other is not None:
-                turned = Job(str(self.folder / self.name), self.other.inputs, self.library, seconds=self.options.timeout)
+                turned = Job(
+                    str(self.folder / self.name), self.other.inputs, self.library, seconds=self.options.timeout
+                )
                 self.with_library(self.other, self.kernels.do(turned), f", {model_case.TURNED}")
         elif isinstance(comparison, Refusal):
             not_compared(comparison, done[-1] if uses else None, self.name, self.result)

@@ -22,7 +22,7 @@ that the model uses, stays as it is: `mirage inspect` says why. The common reaso
 - integers that round or wrap around: integer division and powers, arithmetic on 8 and 16 bits and on unsigned types;
 - element types other than float64, float32, float16, bfloat16, bool and the integers of 8 to 64 bits (of weights
   also float8e4m3fn, float8e5m2, float4e2m1 and the integers of 2 and 4 bits);
-- operators with sub-graphs (If, Loop, Scan), sequences, optional values and strings.
+- loops (Loop, Scan), branches in others (those of an If in the main graph are read), sequences, optional values and strings.
 """
 _APART = """\
 SkipLayerNormalization and SkipSimplifiedLayerNormalization (a sum and a normalisation), Attention (a product, a bias, a
