@@ -281,9 +281,7 @@ class _Walk:
         if shape is not None:
             self.shapes[v] = shape
             return True
-        if producer is not None and (
-            producer.op_type == "If" or any(a.type in GRAPHS for a in producer.attributes.values())
-        ):
+        if producer is not None and any(a.type in GRAPHS for a in producer.attributes.values()):
             self.extra[v] = None  # a function cannot hold what its sub-graphs read from around it
             return True
         return False

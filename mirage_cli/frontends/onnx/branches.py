@@ -79,17 +79,12 @@ def lift(model: ir.Model, wanted: Collection[str]) -> None:
         result = node.outputs[0].name or "" if node.outputs else ""
         if node.op_type != "If" or node.domain not in _DOMAINS or result not in wanted:
             continue
-        results: list[ir.Value | None] = []
         for which in BRANCHES:
-            results += _lifted(graph, node, which, named(result, which))
-            node.attributes.pop(which)
-        node.resize_inputs(1 + len(results))
-        for k, v in enumerate(results, 1):
-            node.replace_input_with(k, v)
+            _lift(graph, node, which, named(result, which))
 
 
-def _lifted(graph: ir.Graph, node: ir.Node, which: str, branch: str) -> list[ir.Value]:
-    """The results of a branch whose nodes stand in front of its `If` now."""
+def _lift(graph: ir.Graph, node: ir.Node, which: str, branch: str) -> None:
+    """Put the nodes of a branch in front of its `If`; the branch passes their results on."""
     own = node.attributes[which].as_graph()
     results = list(own.outputs)
     own.outputs.clear()
@@ -100,7 +95,10 @@ def _lifted(graph: ir.Graph, node: ir.Node, which: str, branch: str) -> list[ir.
         own.remove(inner)
         inner.meta[BRANCH] = branch
         graph.insert_before(node, inner)
-    return results
+    for v in results:
+        passed = ir.Value(name=f"{v.name}/{which}", shape=v.shape, type=v.type)
+        own.append(ir.node("Identity", [v], outputs=[passed], name=f"{v.name}/{which}"))
+        own.outputs.append(passed)
 
 
 def branch_of(v: ir.Value) -> str:

@@ -318,8 +318,6 @@ class _Walk:
         version = self.model.opset_imports.get(domain) or 1
         if domain == "" and version < OLDEST_OPSET:
             raise Refused(f"operators of opset {version} are not read (from {OLDEST_OPSET} on)")
-        if node.op_type == "If" and not node.attributes:
-            raise Refused("it chooses between two branches, whose nodes are read")
         if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
             raise Refused("it contains sub-graphs")
         if (product := scaled_integers(node)) is not None and (product.name or "") in self.reasons:
