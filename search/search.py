@@ -36,7 +36,7 @@ from mirage_cli.search.schedules.ranking import Beside, Models, beside, ranked, 
 from mirage_cli.search.schedules.schedule import Ranked, Schedule, launches
 from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.stages import least_us, staged_ways
-from mirage_cli.search.ways import MARGIN, Option, alike, best_combinations, fitting_options, in_turn
+from mirage_cli.search.ways import MARGIN, Option, alike, best_combinations, by_blocks, fitting_options, in_turn
 
 FAR_FROM_FLOOR = 3  #: launches above the floor from which on values may be worth storing
 NEAR_FLOOR = 2  #: the same where the best way has no room for its operands
@@ -265,8 +265,11 @@ class Searcher:
             return
         found = self._also(self._of_part(labels, self.options.max_kernels - len(first))).search(rest, target)
         total.add(found.statistics)
-        for c in found.candidates[: self.options.schedules]:
-            whole = self._together(program, target, parts, (*(self._candidate(w[0], floor) for w in ways), c))
+        firsts = (
+            [(o,) for o in by_blocks(ways[0])] if len(ways) == 1 and target.kind == "cuda" else [[w[0] for w in ways]]
+        )
+        for some, c in itertools.product(firsts, found.candidates[: self.options.schedules]):
+            whole = self._together(program, target, parts, (*(self._candidate(o, floor) for o in some), c))
             yield replace(whole, order=(MARGIN * whole.order[0], whole.order[1]))
 
     def _of_part(self, labels: Sequence[str], max_kernels: int) -> SearchOptions:
@@ -288,8 +291,9 @@ class Searcher:
         places = best_combinations(lengths, options.apart) if all(lengths) else ()
         chosen = [tuple(c[k] for c, k in zip(found, at, strict=True)) for at in places]
 
-        def seen(c: Candidate) -> Beside:
-            return beside(c.graph.kernels[0], c.schedules[0], target, dict(options.sizes), self.models)
+        def seen(c: Candidate) -> list[Beside]:
+            kernels, sizes = zip(c.graph.kernels, c.schedules, strict=True), dict(options.sizes)
+            return [beside(k, s, target, sizes, self.models) for k, s in kernels]
 
         most, together = options.max_kernels + sum(whole), (*chosen, *alike(found, seen, target))
         fitting = dict.fromkeys(c for c in together if sum(len(x.schedules) for x in c) <= most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from mirage_cli.search.mugraph.mugraph import KernelGraph
 from mirage_cli.search.schedules.ranking import Beside, behind_us, together_us
@@ -63,28 +63,59 @@ def in_turn(graph: KernelGraph, ranks: Sequence[Ranked], target: Target) -> Opti
 
 
 def alike(
-    found: Sequence[Sequence[AnyWay]], seen: Callable[[AnyWay], Beside], target: Target
+    found: Sequence[Sequence[AnyWay]], seen: Callable[[AnyWay], Sequence[Beside]], target: Target
 ) -> Iterator[tuple[AnyWay, ...]]:
-    """The best candidates of one kernel each together, then for each shape of blocks those that take least as one launch: of
-    candidates of a part with as many blocks the best."""
+    """The best candidates of one kernel each together, then for each shape of blocks those whose launches take least: of
+    candidates of a part whose first kernel has as many blocks, and that have as many kernels, the best."""
     single = [[c for c in candidates if len(c.schedules) == 1] for candidates in found]
     if all(single):
         yield tuple(own[0] for own in single)
     if target.kind != "cuda":
         return
-    shapes: list[dict[tuple[int, int], dict[int, tuple[AnyWay, Beside]]]] = []
-    for candidates in single:
-        own: dict[tuple[int, int], dict[int, tuple[AnyWay, Beside]]] = {}
+    shapes: list[dict[tuple[int, int], dict[tuple[int, int], _Seen[AnyWay]]]] = []
+    for candidates in found:
+        own: dict[tuple[int, int], dict[tuple[int, int], _Seen[AnyWay]]] = {}
         for c in candidates:
-            shape = block_shape(c.graph.kernels[0], c.schedules[0])
-            if shape is not None and len(known := own.setdefault(shape, {})) < CHOICES:
-                other = seen(c)
-                known.setdefault(other.blocks, (c, other))
+            kernels = [block_shape(k, s) for k, s in zip(c.graph.kernels, c.schedules, strict=True)]
+            if kernels[0] is not None and len(known := own.setdefault(kernels[0], {})) < CHOICES:
+                parts = seen(c)
+                known.setdefault((len(parts), parts[0].blocks), _Seen(c, [*zip(kernels, parts, strict=True)]))
         shapes.append(own)
     for shape in [s for s in shapes[0] if all(s in own for own in shapes)]:
         choices = [own[shape].values() for own in shapes]
-        order = sorted(itertools.product(*choices), key=lambda some: together_us([b for _, b in some], target))
-        yield from (tuple(c for c, _ in some) for some in order[:NEXT])
+        order = sorted(itertools.product(*choices), key=lambda some: _launched_us([x.kernels for x in some], target))
+        yield from (tuple(x.way for x in some) for some in order[:NEXT])
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen(Generic[AnyWay]):
+    """A candidate of a part, with the shapes of its kernels' blocks and what others see of them."""
+
+    way: AnyWay
+    kernels: list[tuple[tuple[int, int] | None, Beside]]
+
+
+def _launched_us(ways: Sequence[Sequence[tuple[tuple[int, int] | None, Beside]]], target: Target) -> float:
+    """Microseconds of parts one behind the other: the first kernel of a part starts with those of the parts in front of it, as
+    far as their blocks are alike (see `launches`)."""
+    runs: list[list[Beside]] = []
+    last: tuple[int, int] | None = None
+    for way in ways:
+        for n, (shape, kernel) in enumerate(way):
+            if n == 0 and runs and shape is not None and shape == last:
+                runs[-1].append(kernel)
+            else:
+                runs.append([kernel])
+            last = shape
+    return sum(together_us(run, target) for run in runs)
+
+
+def by_blocks(options: Sequence[Option]) -> list[Option]:
+    """Of ways of one kernel the best for each number of tiles, a few."""
+    found: dict[tuple[tuple[str, int], ...], Option] = {}
+    for o in options:
+        found.setdefault(o.ranks[0].schedule.tiles, o)
+    return [*found.values()][:CHOICES]
 
 
 def best_combinations(lengths: Sequence[int], apart: bool, count: int = 0) -> Iterator[tuple[int, ...]]:

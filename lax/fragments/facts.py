@@ -189,6 +189,24 @@ class Facts:
 
         return self._found(self._reduced, v, own, any)
 
+    def normalised_again(self, v: int) -> bool:
+        """True if several read a value that a normalisation is behind, and one of them to normalise it once more."""
+        readers, seen = self.readers(v), set[int]()
+        if len(readers) < 2 or not self.has_reduction(v):
+            return False
+        cone, todo = self.graph.cone([v], self.stored), list(readers)
+        roots = (x for x in cone if isinstance(s := self.step(x), g.Map) and s.op in ("sqrt", "rsqrt"))
+        if not any(self.has_reduction(x) for x in roots):
+            return False
+        while todo:
+            x = todo.pop()
+            if isinstance(self.step(x), g.Reduce):
+                return True
+            if x not in seen and isinstance(self.step(x), g.Map):
+                seen.add(x)
+                todo += self.readers(x)
+        return False
+
     def of_single(self, v: int) -> bool:
         """True if all that `v` takes of what is not constant are reductions to one element."""
 

@@ -8,12 +8,13 @@ not. What is stored between fragments (the *ends*) follows from cost:
    have stored weights and the intermediate is of low rank (LoRA).
 2. From a contraction the end moves forward through elementwise operators and views as long as everything that is
    computed from it comes together again, of few rows joined halves too (a rotary embedding) where their join is stored in any
-   case; contractions of the same operand that meet there (gate and up projections) are one fragment. It does not move to
-   where the result is repeated along another dimension (a modulation of all tokens by one conditioning vector).
+   case; contractions of the same operand that meet there (gate and up projections) are one fragment. It does not move to where
+   the result is repeated along another dimension (a modulation of all tokens by one conditioning vector). Where few rows are
+   read in parts alone, and one of them is kept (queries, keys and values of one product), each has an end of its own.
 3. Light values (normalisations, rotary embeddings, masks) are computed again inside every fragment whose contractions
-   read them; where only elementwise operators read a normalised value, where a value of more than positions is needed again
-   after the fragments that it feeds (a residual stream), and where several read a costly one (sines of positions) or a long
-   chain, it is stored. Of a concatenation of unequal parts (new keys behind a cache) the parts are stored; joining them is
+   read them; where only elementwise operators or another normalisation read a normalised value, where one of more than
+   positions is needed again after the fragments that it feeds (a residual stream), and where several read a costly one or a
+   long chain, it is stored. Of a concatenation of unequal parts (new keys behind a cache) the parts are stored; joining is
    left to others, or to the first fragment that reads it (`joins.py`).
 4. Stored light values (results of the model among them) that are normalisations, or chains of several elementwise
    operators, are fragments themselves.
@@ -36,7 +37,7 @@ from mirage_cli.lax.fragments.joins import joins
 from mirage_cli.lax.fragments.key import key
 from mirage_cli.lax.fragments.kinds import kind
 from mirage_cli.lax.fragments.lax_fragment import LaxFragment, LeftAlone, Partition
-from mirage_cli.lax.fragments.siblings import few_rows, siblings
+from mirage_cli.lax.fragments.siblings import dealt, few_rows, kept_apart, siblings
 from mirage_cli.lax.ir import graph as g
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.lax.normal.canonical import canonical
@@ -80,7 +81,7 @@ class _Partitioner(Facts):
         super().__init__(graph, names)
         self.complete = complete
         self._chained: dict[int, list[int]] = {}
-        self._begins: dict[tuple[int, bool], bool] = {}
+        self._begins: dict[tuple[int, int], bool] = {}
         self._boundaries: dict[int, list[int]] = {}
         self.long: set[int] = set()
         #: what others compute, of whatever
@@ -99,8 +100,7 @@ class _Partitioner(Facts):
         self.store(v for v in self.graph.bounds if v in self.live and self.computed(v))
         ends: dict[int, list[int]] = {}
         for c in contractions:
-            if c not in absorbed:
-                end = self.end_of(c)
+            for end in self.ends_of(c) if c not in absorbed else ():
                 ends.setdefault(end, []).append(c)
                 self.store([end])
         if self.complete:
@@ -111,8 +111,7 @@ class _Partitioner(Facts):
         self.settle(ends)
         self.find_long()
         self.settle(ends)
-        result = Partition()
-        done: set[int] = set()
+        result, done = Partition(), set[int]()
         for end in sorted(ends):
             self.add(result, end, done)
         for v in sorted(self.stored - set(ends)):
@@ -262,9 +261,15 @@ class _Partitioner(Facts):
         return len(self.users[c]) == 1
 
     # --- rule 2: the end of a fragment ---------------------------------------------------------------------------------------
-    def end_of(self, c: int) -> int:
-        """Where the result of a contraction is stored."""
-        current = named = c
+    def ends_of(self, c: int) -> list[int]:
+        """Where the result of a contraction is stored: once, or each of its parts where one has to be stored by itself."""
+        end = self.end_of(c, c)
+        parts = [self.end_of(p, c) for p in dealt(self, end)] if few_rows(self, c) else []
+        return parts if self.names.keys() >= {*parts} and any(kept_apart(self, p, end) for p in parts) else [end]
+
+    def end_of(self, start: int, c: int) -> int:
+        """Where what begins with `start`, the result of a contraction or a part of it, is stored."""
+        current = named = start
         while (following := self.next_end(current, c)) is not None:
             current = following
             named = current if current in self.names and not self.widens(current) else named
@@ -295,9 +300,8 @@ class _Partitioner(Facts):
             current: len(self.users[current])
         }  #: values whose readers are not all in the region, and how many are not
         pending = list(self.users[current])  # a heap: sorted as it is
-        joins = (
-            False  # what joins its halves again (a rotary embedding) is computed here where it is stored in any case
-        )
+        # what joins its halves again (a rotary embedding) is computed here where it is stored in any case
+        joins = False
         while pending:
             step = heappop(pending)
             if step in region:
@@ -370,10 +374,9 @@ class _Partitioner(Facts):
 
     def find_boundary(self, end: int) -> list[int]:
         """The same, for the first time since something was stored."""
-        boundary: dict[int, None] = {}
-        seen: set[tuple[int, bool]] = set()
+        boundary, seen = dict[int, None](), set[tuple[int, int]]()
         light = all(self.light_from_stored(i) for i in self.graph.inputs[end]) and not self.is_contraction(end)
-        todo = [(end, light)]  # a light fragment may hold normalisations that only elementwise operators read
+        todo = [(end, int(light))]  # a light fragment may hold normalisations that only elementwise operators read
         while todo:
             v, contracted = todo.pop()
             if (v, contracted) in seen:
@@ -382,17 +385,17 @@ class _Partitioner(Facts):
             if v != end and self.begins(v, contracted):
                 boundary[v] = None
                 continue
-            inner = contracted or self.is_contraction(v)
+            inner = contracted or 2 * self.is_contraction(v)
             todo.extend((i, inner) for i in self.graph.inputs[v])
         return sorted(boundary)
 
-    def begins(self, v: int, contracted: bool) -> bool:
-        """True if a fragment reads `v` from memory rather than compute it."""
+    def begins(self, v: int, contracted: int) -> bool:
+        """True if a fragment (1: a light one; 2: one that contracts what it computes of `v`) reads `v` from memory."""
         if (v, contracted) not in self._begins:
             self._begins[v, contracted] = self.find_begins(v, contracted)
         return self._begins[v, contracted]
 
-    def find_begins(self, v: int, contracted: bool) -> bool:
+    def find_begins(self, v: int, contracted: int) -> bool:
         """The same, for the first time since something was stored."""
         step = self.step(v)
         if v in self.stored or self.is_source(v):
@@ -403,7 +406,8 @@ class _Partitioner(Facts):
             return True
         if self.heavy[v] and not self.light_from_stored(v):
             return False
-        if not contracted and self.has_reduction(v) and not self.of_single(v):
+        again = contracted == 2 and self.normalised_again(v)
+        if again or (not contracted and self.has_reduction(v) and not self.of_single(v)):
             return True
         if isinstance(step, g.Map) and not self.of_positions[v] and self.crosses(v):
             return True

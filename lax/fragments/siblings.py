@@ -6,6 +6,7 @@ together. With many rows a product keeps a device busy by itself.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from mirage_cli.lax import extents as ex
@@ -45,6 +46,28 @@ def few_rows(facts: Facts, product: int) -> bool:
             if not isinstance(rows, int) or rows > MOST_ROWS:
                 return False
     return True
+
+
+def dealt(facts: Facts, result: int) -> list[int]:
+    """The parts of a result that others read, where they read nothing else and no part overlaps another; else none."""
+    parts, runs, dims = facts.users[result], list[tuple[int, int]](), set[int]()
+    for p in parts:
+        step = facts.step(p)
+        if not isinstance(step, g.Slice) or step.step != 1 or step.start < 0:
+            return []
+        size = facts.graph.dims(p)[step.dim]
+        runs += [(step.start, size)] if isinstance(size, int) else []
+        dims.add(step.dim)
+    apart = all(at + size <= after for (at, size), (after, _) in itertools.pairwise(sorted(runs)))
+    whole = result not in facts.results and len(dims) == 1 and len(runs) == len(parts) and apart
+    return list(parts) if whole and 1 < len(parts) <= MOST_RESULTS else []
+
+
+def kept_apart(facts: Facts, part: int, result: int) -> bool:
+    """True if a part of a result is stored whatever fragments there are, and with no other part (a key behind a cache)."""
+    joints = [u for u in facts.readers(part) if facts.unequal(u)]
+    beside = [i for u in joints for i in facts.graph.inputs[u] if facts.base(i) != facts.base(part)]
+    return part in facts.results or (bool(beside) and not facts.reaches(beside, {result}))
 
 
 def _multiplied(facts: Facts, steps: Iterable[int]) -> int | None:

@@ -420,16 +420,15 @@ class _Estimate:
         shares = t.fork_us + np.maximum(largest, np.ceil(self.blocks / t.units) * slowed)
         time = np.where(self.parallel(task), shares, self.blocks * slowed)
         memory = self.memory_us()
-        slowest: Floats = np.maximum(time, memory) + (1 - c.overlap) * np.minimum(time, memory)
-        return t.launch_us + slowest
+        return t.launch_us + np.maximum(time, memory) + (1 - c.overlap) * np.minimum(time, memory)
 
     # --- GPUs ---------------------------------------------------------------------------------------------------------
     def gpu_time(self, matrix: Mapping[str, Floats], *each: Floats) -> Floats:
         """Microseconds on a GPU; `each` block's bytes, work, shared memory, results, and elements that are loaded alone."""
         traffic, work, shared, fragment, alone = each
         t, c, blocks, warps = self.t, self.t.fitted(Block), self.blocks, self.s.warps
-        resident = np.minimum(t.shared_total // np.maximum(shared, 1), np.minimum(t.threads // (32 * warps), 8))
-        resident = np.maximum(1, resident)
+        fit = np.minimum(t.shared_total // np.maximum(shared, 1), np.minimum(t.threads // (32 * warps), 8))
+        resident = np.maximum(1, fit)
         waves = np.ceil(blocks / (t.units * resident))
         used = np.minimum(1.0, blocks / t.units)
         memory = self.m.once / t.bandwidth / np.maximum(used, 1e-9) ** 0.5 * 1e6
@@ -440,7 +439,8 @@ class _Estimate:
         chain = waves * (t.latency_us + self.steps * (c.step_us / np.minimum(resident, 2) + c.barrier_us * barriers))
         chain = chain + waves * c.single_us * alone / (32 * warps)
         spill = np.where(fragment / (32 * warps) <= 128, 1.0, c.spilled)
-        slowest: Floats = np.maximum(np.maximum(memory, cache), np.maximum(compute * spill, chain))
+        terms = np.stack(np.broadcast_arrays(memory, cache, compute * spill, chain))  # of one step nothing overlaps
+        slowest: Floats = np.where(self.steps > 1, terms.max(axis=0), terms.sum(axis=0))
         return t.launch_us + c.slower * slowest
 
 

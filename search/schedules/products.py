@@ -102,6 +102,11 @@ def may_hold(program: Program, graph: BlockGraph, o: BlockOp) -> bool:
     return o.phase == PROLOGUE and not summed and known and graph.loop not in graph.split
 
 
+def warps_of_sum(results: int, terms: int, warps: int) -> int:
+    """Warps of a block that share each of so many sums in front of its loop: a power of two, where lanes have terms enough."""
+    return 1 << ((warps // results).bit_length() - 1) if 2 * results <= warps and terms >= 64 else 1
+
+
 def sectors(segment: Floats, apart: Floats) -> Floats:
     """How many times as many bytes come to a GPU's multiprocessor than a tile takes whose runs of `segment` bytes begin
     `apart` from one another: whole sectors do."""

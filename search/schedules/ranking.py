@@ -222,16 +222,20 @@ def besides(
 
 def together_us(parts: Sequence[Beside], target: Target) -> float:
     """Microseconds of one launch: as long as its longest kernel takes, or as all bytes do beside what the quickest takes
-    without its own, and further waves of blocks, none of which takes longer than its share of that."""
+    without its own, and further waves of blocks. Where a block fills a multiprocessor the last wave begins when the one in
+    front of it ends, with nothing read ahead, and takes as long as a full one."""
     longest = max(p.prediction.us for p in parts)
     if len(parts) == 1:
         return longest
     held = resident(target, max(p.prediction.shared for p in parts), parts[0].threads, 0.0)
-    room = held * units_for(target, parts[0].cluster)
-    waves = math.ceil(sum(p.blocks for p in parts) / max(1, room))
-    least = min(p.prediction.us - p.prediction.floor_us for p in parts)
-    streamed = least + sum(p.prediction.floor_us for p in parts)
-    return max(longest, streamed) + min(target.fitted(Strip).wave_us, streamed / waves) * (waves - 1)
+    blocks, room = sum(p.blocks for p in parts), max(1, held * units_for(target, parts[0].cluster))
+    waves, floor = math.ceil(blocks / room), sum(p.prediction.floor_us for p in parts)
+    least, c = min(p.prediction.us - p.prediction.floor_us for p in parts), target.fitted(Strip)
+    if held > 1 or waves == 1:
+        streamed = least + floor
+        return max(longest, streamed) + min(c.wave_us, streamed / waves) * (waves - 1)
+    own, wave = max(0.0, least - c.launch_us), floor * room / blocks
+    return max(longest, least + waves * wave + c.wave_us * (waves - 2) + own + c.behind_us)
 
 
 def staged_us(stages: Sequence[Sequence[Beside]], target: Target) -> float:

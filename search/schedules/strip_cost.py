@@ -25,7 +25,7 @@ from mirage_cli.search.schedules import packed
 from mirage_cli.search.schedules.cost import bytes_once, floor_us, number
 from mirage_cli.search.schedules.fitted import Strip
 from mirage_cli.search.schedules.model import Model
-from mirage_cli.search.schedules.products import Floats
+from mirage_cli.search.schedules.products import Floats, warps_of_sum
 from mirage_cli.search.schedules.schedule import Prediction, Ranked, Schedule, block_count
 from mirage_cli.search.schedules.strip import (
     CHUNK,
@@ -109,13 +109,14 @@ def _results(
 
 
 def _summed_first(shape: Shape) -> float:
-    """Elements that a lane sums in front of the loop of rows that are held along it: a warp has a row at a time."""
+    """Elements that a lane sums in front of the loop of rows that are held along it: each row a warp, or several."""
     total = 0.0
     for o in shape.g.ops:
         if o.phase == PROLOGUE and o.op in ("sum", "top") and shape.g.loop in o.over:
             rows = math.prod(shape.size(a, PROLOGUE) for a in shape.axes[o.name])
             whole = math.prod(shape.size(a, PROLOGUE) for a in o.over)
-            total += math.ceil(rows / shape.s.warps) * whole / 32
+            warps = warps_of_sum(rows, whole, shape.s.warps)
+            total += math.ceil(rows / shape.s.warps) * whole / (32 * warps)
     return total
 
 

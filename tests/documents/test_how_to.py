@@ -16,7 +16,7 @@ PAGES = sorted((pages.ROOT / "docs/how-to").glob("*.md"))
 COPIED = ("mirage_cli", "lax", "search", "templates", "tests/__init__.py", "tests/lax", "tests/conftest.py")
 #: what blocks need beside programs
 PACKAGES = {"dask": "distributed", "dask-jobqueue": "dask_jobqueue", "dask-kubernetes": "dask_kubernetes"}
-COPIED += ("tests/optimized.py", "samples/operators/mlp_fp16.onnx")
+COPIED += ("tests/forked.py", "tests/optimized.py", "samples/operators/mlp_fp16.onnx")
 
 
 def copy_of_the_sources(place: Path) -> Path:

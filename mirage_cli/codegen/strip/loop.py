@@ -27,6 +27,7 @@ from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
+from mirage_cli.search.schedules.products import warps_of_sum
 from mirage_cli.search.schedules.strip import HALF
 
 PANEL = 64  #: elements of a row that lie together where matrix instructions of a warpgroup read them
@@ -95,7 +96,11 @@ class StripLoop(StripColumns):
         )
         put = k.function([("int", "o"), ("float", "x")], k.assign(k.name(o.name)["o"], "x"))
         static = (kind, v.size, count(summed), "THREADS")
-        return [k.run("reduce", element, put, static=static), SYNC]
+        if warps_of_sum(v.size, count(summed), self.s.warps) == 1:
+            return [k.run("reduce", element, put, static=static), SYNC]
+        place = f"{o.name}_shares"
+        self.memory.keep(place, "float", 4 * self.s.warps)
+        return [k.run("reduce_shared", place, element, put, static=static), SYNC]
 
     # --- body ---------------------------------------------------------------------------------------------------------
     def in_body(self, o: BlockOp) -> None:

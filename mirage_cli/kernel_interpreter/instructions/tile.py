@@ -231,6 +231,24 @@ def _reduce(s: Any, static: Sequence[Any], value: Callable[..., Any], put: Calla
                 put(s, o, x)
 
 
+@instruction("reduce_shared")
+def _reduce_shared(s: Any, static: Sequence[Any], scratch: Pointer, value: Callable[..., Any], put: Any) -> None:
+    """`reduce` of few results: several warps for each, what they have meets in scratch[shares][results]."""
+    kind, results, terms, threads = static
+    of, shares = type_of(kind), 1 << ((threads // 32 // results).bit_length() - 1)
+    o, share = np.divmod(s.thread // 32, shares)
+    s.whole_warps("reduce_shared")
+    x = of.none(s, ())
+    for k in range(0, terms, 32 * shares):
+        term = k + 32 * share + s.thread % 32
+        with s.only(s.active & (o < results) & (term < terms)):
+            if s.active.any():
+                x = s.merge(x, of.join(s, (), x, value(s, o, term)))
+    x = over_lanes(s, kind, x, 32)
+    s.store(scratch, share * results + o, x, s.active & (o < results) & (s.thread % 32 == 0))
+    _reduce_shown(s, kind, scratch, results, shares, threads, put)
+
+
 @instruction("reduce_rows")
 def _reduce_rows(s: Any, static: Sequence[Any], scratch: Pointer, value: Callable[..., Any], put: Any) -> None:
     """For each row of a fragment; what warps side by side have meets in scratch[WN][M]."""

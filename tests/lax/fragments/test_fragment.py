@@ -346,3 +346,44 @@ def test_keys_are_turned_where_they_are_computed(rows: str, end: str, products: 
         proto.graph.initializer.append(numpy_helper.from_array(np.array([at]), name))
     found = {f.program.outputs[0].name: f.program for f in parts_of_proto(proto).fragments}
     assert {name: sum(n.op == "contract" for n in p.nodes) for name, p in found.items()} == products
+
+
+FUSED = """<ir_version: 9, opset_import: ["" : 20]>
+g (float[ROWS,16] x, float[past,8] keys, float[past,8] values) => (float[all,8] allk, float[all,8] allv, float[ROWS,8] y) {
+    qkv = MatMul(x, w) q, k, v = Split<axis = 1, num_outputs = 3>(qkv) KEYS VALUES
+    kt = Transpose<perm = [1, 0]>(allk) s = MatMul(q, kt) p = Softmax(s) y = MatMul(p, allv)
+}"""
+CACHED = ("allk = Concat<axis = 0>(keys, k)", "allv = Concat<axis = 0>(values, v)")
+
+
+@pytest.mark.parametrize(
+    ("rows", "new", "results"),
+    [
+        ("1", CACHED, ("q", "k", "v")),
+        ("9", CACHED, ("qkv",)),
+        ("1", ("allk = Add(keys, k)", "allv = Add(values, v)"), ("qkv",)),  # no part is stored by itself
+    ],
+)
+def test_parts_of_one_product_are_results_of_their_own(
+    rows: str, new: tuple[str, str], results: tuple[str, ...]
+) -> None:
+    """Of few rows, where a part is kept: nobody splits them in between."""
+    text = FUSED.replace("ROWS", rows).replace("KEYS", new[0]).replace("VALUES", new[1])
+    proto = onnx.parser.parse_model(text)
+    weight = np.random.default_rng(0).standard_normal((16, 24), np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    first = parts_of_proto(proto).fragments[0]
+    assert tuple(o.name for o in first.program.outputs) == results
+
+
+def test_what_is_normalised_twice_is_stored_between() -> None:
+    """The sum of a residual stream and a normalised value, which the norm in front of a product reads."""
+    norm = "s{0} = Mul({1}, {1}) m{0} = ReduceMean<keepdims = 1>(s{0}, last) r{0} = Sqrt(m{0}) n{0} = Div({1}, r{0})"
+    text = f"""<ir_version: 9, opset_import: ["" : 20]> g (float[1,16] x, float[1,16] h) => (float[1,32] y) {{
+        {norm.format(1, "x")} t = Add(h, n1) {norm.format(2, "t")} y = MatMul(n2, w)
+    }}"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
+    weight = np.random.default_rng(0).standard_normal((16, 32), np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    assert [[o.name for o in f.program.outputs] for f in parts_of_proto(proto).fragments] == [["t"], ["y"]]

@@ -7,6 +7,8 @@
 
 namespace mirage {
 
+__host__ __device__ constexpr int power_below(int n) { return n < 2 ? n : 2 * power_below(n / 2); }  //!< the largest power of two up to n
+
 MIRAGE_DEVICE float to_float(__half x) { return __half2float(x); }
 MIRAGE_DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 MIRAGE_DEVICE float to_float(e5m2 x) { return __half2float(__ushort_as_half(static_cast<unsigned short>(x.bits << 8))); }

@@ -91,7 +91,6 @@ MIRAGE_DEVICE float strip_exp_difference(float old_max, float new_max) {
 }
 
 // --- tiles ----------------------------------------------------------------------------------------------------------
-__host__ __device__ constexpr int power_below(int n) { return n < 2 ? n : 2 * power_below(n / 2); }  //!< the largest power of two up to n
 template <class T_, int OUTER_, int INNER_>
 struct Tile {
     using T = T_;

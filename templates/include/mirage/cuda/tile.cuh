@@ -171,6 +171,33 @@ MIRAGE_DEVICE void reduce(V value, P put) {
     }
 }
 
+// For each of COUNT results R over scratch[PARTS][COUNT], which all threads see behind a barrier, then `put(o, result)`.
+template <class R, int COUNT, int PARTS, int THREADS, class P>
+MIRAGE_DEVICE void reduce_parts(const float* scratch, P put) {
+    __syncthreads();
+    for (int o = threadIdx.x; o < COUNT; o += THREADS) {
+        float x = R::none();
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) x = R::join(x, scratch[part * COUNT + o]);
+        put(o, x);
+    }
+}
+
+// `reduce` of fewer results than half of the warps, which share each: scratch[SHARES][OUT].
+template <class R, int OUT, int OVER, int THREADS, class V, class P>
+MIRAGE_DEVICE void reduce_shared(float* scratch, V value, P put) {
+    constexpr int SHARES = power_below(THREADS / 32 / OUT);
+    const int warp = threadIdx.x / 32, o = warp / SHARES, share = warp % SHARES;
+    float x = R::none();
+    if (o < OUT)
+#pragma unroll 8
+        for (int k = share * 32 + threadIdx.x % 32; k < OVER; k += 32 * SHARES) x = R::join(x, value(o, k));
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) x = R::join(x, __shfl_xor_sync(0xffffffffu, x, d));
+    if (o < OUT && threadIdx.x % 32 == 0) scratch[share * OUT + o] = x;
+    reduce_parts<R, OUT, SHARES, THREADS>(scratch, put);
+}
+
 // For each row of a fragment, R over `value(row, col, m, n, i)`; partial results of warps meet in scratch[WN][M].
 template <class R, class F, int THREADS, class V, class P>
 MIRAGE_DEVICE void reduce_rows(float* scratch, V value, P put) {
@@ -189,13 +216,7 @@ MIRAGE_DEVICE void reduce_rows(float* scratch, V value, P put) {
                 if ((threadIdx.x & 3) == 0) scratch[F::warp_col() * F::M + F::row(m, h * 2)] = x;
             }
     }
-    __syncthreads();
-    for (int r = threadIdx.x; r < F::M; r += THREADS) {
-        float x = R::none();
-#pragma unroll
-        for (int w = 0; w < F::WN; ++w) x = R::join(x, scratch[w * F::M + r]);
-        put(r, x);
-    }
+    reduce_parts<R, F::M, F::WN, THREADS>(scratch, put);
 }
 
 // For each column; scratch[WM][N].
@@ -216,13 +237,7 @@ MIRAGE_DEVICE void reduce_cols(float* scratch, V value, P put) {
                 if ((threadIdx.x & 31) < 4) scratch[F::warp_row() * F::N + F::col(n, h)] = x;
             }
     }
-    __syncthreads();
-    for (int c = threadIdx.x; c < F::N; c += THREADS) {
-        float x = R::none();
-#pragma unroll
-        for (int w = 0; w < F::WM; ++w) x = R::join(x, scratch[w * F::N + c]);
-        put(c, x);
-    }
+    reduce_parts<R, F::N, F::WM, THREADS>(scratch, put);
 }
 
 // --- reductions over blocks -----------------------------------------------------------------------------------------
