@@ -42,6 +42,7 @@ from mirage_cli.search.schedules.target import changed_target
 Arrays = dict[str, NDArray[Any]]
 MAX_SETS = 8  #: sets of inputs of the whole model
 NO_TORCH = "not compared: PyTorch is a peer on a GPU only"
+IN_BRANCHES = "it stands in branches of an If alone, and is measured with the whole model"
 WIDENED = (
     "onnxruntime has no bfloat16 kernels on the CPU: the original's operators compute in float32 between conversions"
 )
@@ -86,8 +87,11 @@ class Rows:
         return Prepared(inputs, len(self.sets), self.note, self.absent)
 
     def fragment(self, number: int) -> FragmentRow:
-        """Measure a replaced fragment."""
+        """Measure a replaced fragment, if it stands in the main graph."""
         fragment, options, library = self.fragments[number], self.options, self.folder / LIBRARY
+        if isinstance(fragment, Mapping):
+            told = fragment["id"], fragment["name"], fragment["occurrences"]
+            return FragmentRow(*told, (), Comparison((), notes=(IN_BRANCHES,)))
         comparison = measure_fragment(fragment.models, library, self.place, self.effort, options.seed)
         if self.gpu is not None:
             more = gpu_fragment.entries(
@@ -237,18 +241,22 @@ def fragment_rows(
     place: Place,
     same: bool,
     changes: Mapping[str, Any],
-) -> list[BenchFragment]:
-    """The replaced fragments of a folder with their models; `same` tells whether their sizes are those of the report,
-    `changes` are those of the target that plans went by. Raises ModelError when its parts do not belong together."""
+) -> list[BenchFragment | Mapping[str, Any]]:
+    """The replaced fragments of a folder with their models, without for those that stand in branches alone; `same` tells
+    whether their sizes are those of the report, `changes` are those of the target that plans went by. Raises ModelError when
+    its parts do not belong together."""
     specs, plans = [], {}
     for f in replaced:
         stored = mugraph_file.read(folder / f["mugraph"]["file"])
         plans[f["id"]] = plan_from_json(stored)
         specs.append(operator_spec(f["id"], stored["operator"]))
     models = fragment_models.from_folder(model, folder, specs, feeds)
-    rows = []
+    rows: list[BenchFragment | Mapping[str, Any]] = []
     for f in replaced:
-        own, plan = models[f["id"]], plans[f["id"]]
+        own, plan = models.get(f["id"]), plans[f["id"]]
+        if own is None:
+            rows.append(f)
+            continue
         said = f["predictions"].get(place.target, {}) if same or not own.spec.symbols else {}
         known = (said["predicted_us"], said["floor_us"]) if said else predicted(plan, place.target, own, changes)
         rows.append(BenchFragment(own, f, known, plan.program))

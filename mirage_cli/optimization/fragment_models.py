@@ -25,6 +25,7 @@ from mirage_cli.errors import ModelError
 from mirage_cli.files.output import MODEL
 from mirage_cli.frontends.imported import Imported
 from mirage_cli.frontends.onnx.external import DataFiles
+from mirage_cli.frontends.onnx.traversal import all_nodes
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.lax.ir.parts import input_count
@@ -177,7 +178,7 @@ def from_work(imported: Imported, work: Work, symbols: Mapping[str, int]) -> Fra
 def from_folder(
     model: onnx.ModelProto, folder: Path, specs: Sequence[OperatorSpec], feeds: Mapping[str, Array]
 ) -> dict[str, FragmentModel]:
-    """The models of a patched model's fragments, by identifier.
+    """The models of a patched model's fragments, by identifier, but for those that stand in branches alone.
 
     `model` is `folder`/model.onnx, its external data not loaded. Shapes, integers and truth values are those that the
     model computes from `feeds`. Raises ModelError when it does not have an operator.
@@ -187,9 +188,11 @@ def from_folder(
     for node in model.graph.node:
         if node.domain == patch.DOMAIN:
             nodes.setdefault(node.op_type, []).append(node)
+    anywhere = {n.op_type for n in all_nodes(model.graph.node) if n.domain == patch.DOMAIN}
     for spec in specs:
-        if spec.op_type not in functions or spec.op_type not in nodes:
+        if spec.op_type not in functions or spec.op_type not in anywhere:
             raise ModelError(f"{folder / 'model.onnx'}: expected the operator {spec.op_type}, found none")
+    specs = [s for s in specs if s.op_type in nodes]
     weights = graph_message.stored_tensors(model.graph)
     read = [(name, t) for s in specs for name, t in zip(nodes[s.op_type][0].input, s.inputs, strict=True)]
     shapes, values = _computed(model, folder, {n: t for n, t in read if n not in weights}, feeds)

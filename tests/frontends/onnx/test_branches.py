@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import mirage_cli as mi
+from mirage_cli.benchmark.rows import IN_BRANCHES
 from mirage_cli.files.output import LIBRARY, MODEL
 from mirage_cli.frontends.onnx.branches import branch_of
 from mirage_cli.frontends.onnx.traversal import all_nodes
@@ -140,5 +141,8 @@ def test_a_merged_model_runs_and_is_verified(cache: Path, tmp_path: Path) -> Non
         assert all(np.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
     result = mi.verify(out)
     assert result.passed, result
+    bench = mi.bench(out, cpu=True, runs=1)
+    assert [f.comparison.notes for f in bench.fragments] == [(IN_BRANCHES,)] * len(report.replaced)
+    assert len(bench.model.entries) == 2 and not any(e.problem for e in bench.model.entries) and str(bench)
     told = [c.output for c in result.outputs]
     assert told == ["y", "present", "y, truth values turned", "present, truth values turned"]  # of both branches
