@@ -28,7 +28,7 @@ HEADER = ("model", "sizes", "threads", "onnxruntime us", "mirage us", "ratio", "
 @dataclass(frozen=True, slots=True)
 class TimedFragment:
     """A replaced fragment at its `occurrences`: microseconds of its original nodes and of ours, as measured and as predicted
-    at typical sizes; `typical` tells whether it was measured at these."""
+    for as many threads at typical sizes; `typical` tells whether it was measured at these."""
 
     name: str
     id: str
@@ -133,14 +133,15 @@ def _run(timed: TimedModel, out: Path, point: tuple[str, ...], threads: int, sec
     original, ours, speedup = whole.entry(ORIGINAL).us, whole.entry(MIRAGE).us, whole.speedup
     if original is None or ours is None or speedup is None:
         raise ValueError(f"{timed.name}: {bench.problems()}")
-    fragments = tuple(_fragment(row, predictions[row.id]) for row in bench.fragments)
+    fragments = tuple(_fragment(row, predictions[row.id], threads) for row in bench.fragments)
     size = timed.size(point)
     return TimedRun(timed.name, size, threads, original.median, ours.median, speedup.median, fragments, bench.notes)
 
 
-def _fragment(row: Any, reported: Any) -> TimedFragment:
+def _fragment(row: Any, reported: Any, threads: int) -> TimedFragment:
     us = [e.us and e.us.median for e in (row.comparison.entry(n) for n in (ORIGINAL, MIRAGE))]
     said = reported["predictions"]["cpu"]
+    said = said.get("one_thread", said) if threads == 1 else said
     predicted = (said["original_us"], said["predicted_us"])
     return TimedFragment(row.name, row.id, row.occurrences, us[0], us[1], *predicted, row.predicted_us is not None)
 

@@ -215,9 +215,18 @@ static void array(int advice) {
 
 static double multiplied(int count) { return count * 2.0 * STEPS * SUMS * (BYTES / 4) / seconds<multiply>(count); }
 static double split_products() { return threads * 2.0 * 16 * 32 * 16 * MATRICES / 6 / seconds<split>(threads); }
-static double reading(int advice) {
-  array(advice);
-  return double(share) * threads / seconds<read>(threads);
+static double reading(int count) {
+  array(MADV_NOHUGEPAGE);
+  return double(share) * count / seconds<read>(count);
+}
+// The same by one thread, which has the shares of all.
+template <double (*kind)()>
+static double alone() {
+  const int all = threads;
+  share *= all, threads = 1, met = 0;
+  const double found = kind();
+  share /= all, threads = all, met = 0;
+  return found;
 }
 template <int ROWS, Weights KIND>
 static double rows_multiplied() {
@@ -226,14 +235,16 @@ static double rows_multiplied() {
 }
 
 // Multiply-adds, times two, of one core and of all at once, and such that are split for matrix instructions; bytes that all read of
-// memory in small pages; multiply-adds, times two, of all cores in products with packed weights: 16 rows with such that
-// caches hold, 1, 16 and 128 with such in memory; and 128 rows with others that caches hold.
+// memory in small pages, and that one does; multiply-adds, times two, of all cores in products with packed weights: 16 rows with such that
+// caches hold, 1 (by one core, too), 16 and 128 with such in memory; and 128 rows with others that caches hold.
 static double kinds(int letter, bool instructions) {
   switch (letter) {
     case 'o': return multiplied(1);
     case 'a': return multiplied(threads);
     case 'x': return instructions ? split_products() : 0.0;
-    case 'r': return reading(MADV_NOHUGEPAGE);
+    case 'r': return reading(threads);
+    case 'i': return reading(1);
+    case 'q': return alone<rows_multiplied<1, FROM_MEMORY>>();
     case 'p': return rows_multiplied<1, FROM_MEMORY>();
     case 'f': return rows_multiplied<FEW, FROM_CACHES>();
     case 'c': return rows_multiplied<FEW, FROM_MEMORY>();

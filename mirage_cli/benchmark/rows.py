@@ -258,18 +258,20 @@ def fragment_rows(
             rows.append(f)
             continue
         said = f["predictions"].get(place.target, {}) if same or not own.spec.symbols else {}
-        known = (said["predicted_us"], said["floor_us"]) if said else predicted(plan, place.target, own, changes)
+        told = said and place.threads != 1  # the report's times are those of all cores
+        known = (said["predicted_us"], said["floor_us"]) if told else predicted(plan, place, own, changes)
         rows.append(BenchFragment(own, f, known, plan.program))
     return rows
 
 
 def predicted(
-    plan: StoredPlan, kind: str, fragment: fragment_models.FragmentModel, changes: Mapping[str, Any]
+    plan: StoredPlan, place: Place, fragment: fragment_models.FragmentModel, changes: Mapping[str, Any]
 ) -> tuple[float | None, float | None]:
-    """What the cost model says of a plan on a kind of target at the sizes of a fragment's models: its time, and the least
-    possible; None without a plan for that kind, and where something is empty."""
-    sizes = fragment.spec.solve(fragment.shapes)
+    """What the cost model says of a plan at a place at the sizes of a fragment's models: its time, and the least possible;
+    None without a plan for that kind of target, and where something is empty."""
+    sizes, kind = fragment.spec.solve(fragment.shapes), place.target
     if kind not in plan.targets or not all(sizes.get(s) for s in plan.program.symbols):
         return None, None
     target = changed_target(changes, "report.json: ") if changes else plan.target(kind)
+    target = target.alone if place.threads == 1 and not target.threaded else target
     return ranges.stored_time(plan, kind, target, sizes), floor_us(plan.program, target, sizes)

@@ -43,9 +43,9 @@ WEIGHTS = 4.0 * LAYERS * WIDTH * WIDTH  #: bytes of them
 FEW_ROWS, ROWS = 16, 128  #: of these, and of packed products in rates.cpp
 DEEP = 4  #: times as many summed positions of long sums, as in feed-forward layers
 ROUNDS = 6  #: of what is done in turns
-SMALL = 2  #: readings of small pages, of which the fastest counts
+SMALL = 2  #: readings of small pages by all cores and by one, of which the fastest counts
 PAIRED = ("c", "few", "f", "m", "many")  #: products that tell how fast a round is: letters of rates.cpp, and words
-REST = ("o", "a", "x", "p", "one", "s", "long", "least", "alone", "split")  #: what else there is in each
+REST = ("o", "a", "x", "p", "q", "one", "single", "s", "long", "least", "alone", "split")  #: what else there is in each
 PEAKS = ("o", "a", "x")  #: what nothing makes faster than a machine is: the fastest reading counts
 STEPS, TURNS = 30, 3  #: of a bisection, and of what is found by going on
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
@@ -66,6 +66,9 @@ class Rates:
     library_few: A[float, says("The same of 16 rows.")]
     library_deep: A[float, says("The same of 128 rows, over four times as many summed positions.")]
     library_bandwidth: A[float, says("Bytes a second that its products of one row read.")]
+    one_reads: A[float, says("Bytes a second that one core alone reads of memory.")]
+    one_large_pages: A[float, says("The same by packed products of one row, in large pages.")]
+    one_library: A[float, says("The same by products of one row in onnxruntime.")]
     operator_us: A[float, says("Microseconds of an operator of onnxruntime with next to nothing to do.")]
     fork_us: A[float, says("Microseconds more that an operator takes for handing parts of itself to other threads.")]
     panels: A[
@@ -100,6 +103,7 @@ class Rates:
             "name": "cpu",
             "units": self.cores,
             "bandwidth": self.bandwidth,
+            "single": min(1.0, self.one_reads / self.bandwidth),
             "flops": {name: float(rate) * faster for name, rate in usual["flops"].items()},
             "split": self.split / self.cores,
             "special": float(usual["special"]) * faster,
@@ -110,6 +114,8 @@ class Rates:
             "cpu": {
                 "operator_us": self.operator_us,
                 "large_pages": self.large_pages / self.bandwidth,
+                "single_pages": self.one_large_pages / self.one_reads,
+                "single_library": self.one_library / self.one_reads,
                 **self.library_constants(),
                 "packed_rate": min(1.0, self.stored / self.all_cores * (1 + float(usual["cpu"]["packed_half"]) / ROWS)),
                 **self.panel_constants(),
@@ -188,7 +194,7 @@ def measure(compiler: Tool) -> Rates:
         compiled.result()
         size = min(LARGEST, 4 * devices.cache_bytes("cpu"))
         with conversation((str(folder / "rates"), str(cores()), str(size)), folder, SECONDS) as own:
-            small = max(float(own.ask("r")) for _ in range(SMALL))
+            small, one = (max(float(own.ask(kind)) for _ in range(SMALL)) for kind in "ri")
             rounds = [_round(own, chains, (*PAIRED, *REST)) for _ in range(ROUNDS)]
     rate = _typical(rounds)
     operator = max(_least(rounds, "least") / OPERATORS, 0.05)
@@ -202,11 +208,12 @@ def measure(compiler: Tool) -> Rates:
         "panels": rate["m"],
         "panels_few": rate["f"],
         "panels_cold": rate["c"],
-        "large_pages": _read_by_panels(rate),
+        **_of_panels(rate),
         "stored": rate["s"],
         "split": rate["x"],
     }
     found["bandwidth"] = max(small, found["library_bandwidth"])
+    found["one_reads"] = max(min(one, found["bandwidth"]), found["one_library"])
     return Rates(cores(), **_rounded(found))
 
 
@@ -238,8 +245,8 @@ def _starting(operator_us: float) -> float:
 
 def _of_library(rate: Mapping[str, float], start: float) -> dict[str, float]:
     """What products of onnxruntime reach, beside the seconds in which each starts."""
-    starts = {"many": LAYERS, "few": LAYERS, "one": LAYERS // DEEP, "long": LAYERS // DEEP}
-    many, few, one, long = (max(1 / rate[k] - n * start, 0.5 / rate[k]) for k, n in starts.items())
+    starts = {"many": LAYERS, "few": LAYERS} | dict.fromkeys(("one", "long", "single"), LAYERS // DEEP)
+    many, few, one, long, single = (max(1 / rate[k] - n * start, 0.5 / rate[k]) for k, n in starts.items())
     rows, read = 2 * WEIGHTS / WIDTH, one  # bytes of a row; seconds
     for _ in range(TURNS):
         moved = [read * (1 + n * rows / WEIGHTS) for n in (ROWS, FEW_ROWS)]
@@ -251,10 +258,11 @@ def _of_library(rate: Mapping[str, float], start: float) -> dict[str, float]:
         "library_few": FEW_ROWS * flops / few,
         "library_deep": ROWS * flops / 2 / max(long - many / 2, many / 8),  # half of its sums are long
         "library_bandwidth": WEIGHTS / read,
+        "one_library": WEIGHTS / _read(single, cores() * work / ROWS, overlap),
     }
 
 
-def _read_by_panels(rate: Mapping[str, float]) -> float:
+def _of_panels(rate: Mapping[str, float]) -> dict[str, float]:
     """Bytes a second that packed products of one row read, beside what they multiply."""
     flops = WEIGHTS / 2  # of a row
     one, few, cold, many = (n * flops / rate[k] for k, n in (("p", 1), ("f", FEW_ROWS), ("c", FEW_ROWS), ("m", ROWS)))
@@ -263,7 +271,8 @@ def _read_by_panels(rate: Mapping[str, float]) -> float:
         overlap = _overlap(few, read, cold)
         row, panel = _of_row(read, few, many, overlap)
         read = _read(one, row + panel, overlap)
-    return WEIGHTS / read
+    alone = _read(flops / rate["q"], cores() * (row + panel), overlap)
+    return {"large_pages": WEIGHTS / read, "one_large_pages": WEIGHTS / alone}
 
 
 def _of_row(read: float, few: float, many: float, overlap: float) -> tuple[float, float]:
@@ -332,18 +341,19 @@ class _Chains:
             _chain("Sigmoid", n, ("n",), {}, threads) for n, threads in ((OPERATORS, 1), (SOME, 1), (SOME, cores()))
         )
         self.runs = {"many": (usual, x), "few": (usual, x[:FEW_ROWS]), "one": (long, x[:1]), "long": (long, x)}
-        self.runs |= {"least": (least, y[:LEAST]), "alone": (alone, y), "split": (split, y)}
+        single = self.chain(LAYERS // DEEP, (WIDTH, wide), (wide, WIDTH), threads=1)
+        self.runs |= {"single": (single, x[:1]), "least": (least, y[:LEAST]), "alone": (alone, y), "split": (split, y)}
         for kind in self.runs:
             self.seconds(kind)  # a first run takes memory
 
-    def chain(self, count: int, *shapes: tuple[int, int]) -> Any:
+    def chain(self, count: int, *shapes: tuple[int, int], threads: int | None = None) -> Any:
         """A session. No two weights are alike: equal ones would be stored once."""
         import numpy as np  # noqa: PLC0415 - as above
 
         rng = np.random.default_rng(0)
         rows = [rng.standard_normal((d // LAYERS, w), dtype=np.float32) / np.float32(d**0.5) for d, w in shapes]
         own = [rows[k % len(shapes)] * np.float32(1 + k / LAYERS) for k in range(count)]
-        return _chain("MatMul", count, ("rows", WIDTH), {f"w{k}": w for k, w in enumerate(own)})
+        return _chain("MatMul", count, ("rows", WIDTH), {f"w{k}": w for k, w in enumerate(own)}, threads)
 
     def seconds(self, kind: str) -> float:
         """The time of a run; the least of some where it is short."""

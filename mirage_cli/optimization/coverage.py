@@ -200,14 +200,15 @@ def leave_torn(model: ir.Model, work: Sequence[Work]) -> None:
 
 
 def leave_losers(work: Sequence[Work], options: PlanOptions) -> None:
-    """On a CPU leave replaced fragments until the others together gain at every size that was asked for: the one that loses
-    most where the sums lose most. A fragment may lose at some sizes what others gain there."""
+    """On a CPU leave replaced fragments until the others together gain at every size that was asked for, with all threads and
+    with one: the one that loses most where the sums lose most. A fragment may lose at some sizes what others gain there."""
     given, own = dict(options.ranges), [w for w in work if _is_summed(w)]
     names = ranges.bases([s for w in own for s in w.program.symbols])
     if CPU in options.once or given.keys().isdisjoint(names):
         return
-    sizes = ranges.asked(names, given)
-    times = {w.id: _times(w, options.target(CPU), sizes) for w in own}
+    sizes, cores = ranges.asked(names, given), options.target(CPU)
+    targets = (cores, cores.alone) if cores.units > 1 else (cores,)
+    times = {w.id: np.concatenate([_times(w, t, sizes) for t in targets]) for w in own}
     while own:
         ours, theirs = np.sum([times[w.id] for w in own], axis=0).T
         worst = int(np.argmax(ours / theirs))
@@ -215,7 +216,8 @@ def leave_losers(work: Sequence[Work], options: PlanOptions) -> None:
             return
         lost = max(own, key=lambda w: times[w.id][worst] @ (1, -1))
         own.remove(lost)
-        where = ", ".join(f"{name} {size}" for name, size in sizes[worst].items())
+        where = ", ".join(f"{name} {size}" for name, size in sizes[worst % len(sizes)].items())
+        where += " on one thread" if worst >= len(sizes) else ""
         took, before = times[lost.id][worst] / len(lost.occurrences)
         lost.replace = False
         lost.reason = (

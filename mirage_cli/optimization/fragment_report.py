@@ -70,6 +70,9 @@ def predictions(
             "bandwidth": target.bandwidth,
             "rate": total / seconds * cores if seconds else target.special,
         }
+        if p.alone is not None:
+            ours, original = (round(us, 3) for us in p.alone)
+            by_kind[kind]["one_thread"] = {"predicted_us": ours, "original_us": original}
     return by_kind
 
 

@@ -69,6 +69,7 @@ class _Told:
     slower: tuple[Slower, ...]
     margin: float
     gain: float
+    alone: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ def plan_from_json(data: Any, program: Program) -> FragmentPlan:
             t.slower,
             t.margin,
             t.gain,
+            t.alone,
         )
         for kind, t in kept.told.items()
     }

@@ -89,6 +89,9 @@ class TargetPlan:
     slower: tuple[Slower, ...] = ()
     margin: float = 1.0  #: how many times faster than the original operators it has to be predicted
     gain: float = 0.0  #: how many times as fast as these in the mean over the sizes asked for; 0: at typical ones
+    alone: tuple[float, float] | None = (
+        None  #: both times on one thread of a CPU that has several: ours, the originals'
+    )
 
     @property
     def losses(self) -> tuple[Slower, ...]:
@@ -223,6 +226,8 @@ def plan_fragment(
         if plan is not None and program.symbols and not once:
             plan = _everywhere(plan, program, target, operators, options)
             plan = _at_steps(plan, program, target, options) if operators == FUSED and target.threaded else plan
+        if plan is not None and not target.threaded and target.units > 1:
+            plan = _on_one_thread(plan, program, target.alone, operators, options)
         return plan, reason or _no_candidate(result.statistics)
 
     for kind, names in options.targets.items():
@@ -345,6 +350,19 @@ def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: i
         return plan
     where = ", ".join(f"{name} {size}" for name, size in sizes.items())
     return replace(plan, slower=(*plan.slower, Slower(f"{target.name} at {where}", us, us / quotient)))
+
+
+def _on_one_thread(
+    plan: TargetPlan, program: Program, target: Target, operators: int, options: PlanOptions
+) -> TargetPlan:
+    """A plan that tells what it takes on a `target` of one core, or where it loses there: a session may have one thread."""
+    others = [o.alternative for o in plan.others]
+    at = [dict(options.search.sizes), *(ranges.asked(program.symbols, dict(options.ranges)) if plan.gain else ())]
+    (us, theirs), *asked = ranges.compared(plan, others, program, target, operators, at)
+    ratios = [original / ours for ours, original in asked or [(us, theirs)]]
+    gain, where = math.prod(ratios) ** (1 / len(ratios)), " in the mean over its sizes" if asked else ""
+    lost = (Slower(target.name, theirs / gain, theirs, f" on one thread{where}"),) if gain < 1 else ()
+    return replace(plan, alone=(us, theirs), slower=(*plan.slower, *lost))
 
 
 def _at_steps(plan: TargetPlan, program: Program, target: Target, options: PlanOptions) -> TargetPlan:

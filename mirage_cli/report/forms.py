@@ -336,6 +336,13 @@ class Original(TypedDict):
     nodes: A[list[Node], says("In the order of the model.")]
 
 
+class Times(TypedDict):
+    """Times of the cost model in microseconds."""
+
+    predicted_us: A[Amount, says("One call.")]
+    original_us: A[Amount, says("The original operators.")]
+
+
 class Prediction(TypedDict):
     """Times of the cost model in microseconds, and what bounds them."""
 
@@ -347,3 +354,4 @@ class Prediction(TypedDict):
     flops: A[Count, says("Operations of matrix products (elementwise ones where there is none).")]
     bandwidth: A[Amount, says("Bytes a second of the target.")]
     rate: A[Amount, says("Operations a second of the target, for this fragment's element types.")]
+    one_thread: NotRequired[A[Times, says("The same times on one thread, on a CPU that has several.")]]

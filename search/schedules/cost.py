@@ -369,7 +369,7 @@ class _Estimate:
 
     def parallel(self, task: Floats) -> Bools:
         """Mask of the schedules whose blocks, taking so long, are worth more than one thread."""
-        return (self.blocks > 1) & (self.blocks * task > 2 * self.t.fork_us)
+        return (self.t.units > 1) & (self.blocks > 1) & (self.blocks * task > 2 * self.t.fork_us)
 
     def segment(self, o: BlockOp) -> tuple[Floats, Floats]:
         """Bytes that lie side by side in what a load reads, and bytes from there to the next ones."""

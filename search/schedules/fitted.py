@@ -6,7 +6,7 @@ A constant that every device of a kind has in common, such as the 16 bytes of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class Cpu:
     large_pages: (
         float  #: bandwidth of weights that the session has packed, which lie in large pages, over that of others
     )
+    single_pages: float  #: the same of one core by itself, over what it reads of others
     panel_rate: float  #: share of the rate that many rows reach with weights that the session has packed
     panel_half: float  #: rows that reach half of that
     split_rate: float  #: share of the rate of split products that these reach with packed weights
@@ -35,6 +36,7 @@ class Cpu:
     library_small: float  #: rows and columns with which products of activations reach half of that share
     library_integers: float  #: times as fast as others products of integers of 8 bits are
     library_bandwidth: float  #: share of the bandwidth that onnxruntime reaches
+    single_library: float  #: the same of one core by itself, of what one reads
     library_overlap: float  #: share of the shorter of memory and work that its products do at the time of the other
     library_packed: float  #: vector operations in which its products unpack a number, when they have several rows
     library_step: float  #: the same when they have one
@@ -55,6 +57,11 @@ class Cpu:
     crowded: float  #: how much longer a block takes that needs more than half of the second-level cache
     exchange_us: float  #: microseconds for clearing the counters and reading the shares of other blocks
     operator_us: float  #: microseconds of the smallest operator of onnxruntime where these constants were fitted
+
+    @property
+    def alone(self) -> Cpu:
+        """The same of one core by itself."""
+        return replace(self, large_pages=self.single_pages, library_bandwidth=self.single_library)
 
 
 @dataclass(frozen=True, slots=True)

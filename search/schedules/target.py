@@ -6,13 +6,13 @@ import contextlib
 import functools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from mirage_cli.errors import UsageError
 from mirage_cli.lax.dtypes import DType
 from mirage_cli.search.schedules.architectures import CARDS, at, data, kind_of, number, target_names
-from mirage_cli.search.schedules.fitted import SECTIONS, Block, Rows, Section, Strip
+from mirage_cli.search.schedules.fitted import SECTIONS, Block, Cpu, Rows, Section, Strip
 
 S = TypeVar("S", bound=Section)
 CPU = "cpu"  #: the target whose rates are always those of a machine
@@ -20,6 +20,7 @@ CPU = "cpu"  #: the target whose rates are always those of a machine
 CHANGEABLE = (
     "units",
     "bandwidth",
+    "single",
     "flops",
     "split",
     "special",
@@ -69,6 +70,7 @@ class Target:
     latency_us: float
     sections: tuple[Section, ...]  #: fitted constants; a file that lacks one takes that of the file it is `like`
     features: Features = Features()
+    single: float = 1.0  #: share of the bandwidth that one unit reads by itself
     fork_us: float = 0.0
     margin: float = 1.0  #: how many times faster than the original a fragment has to be predicted: predictions are off
     #: how many times less than predicted a kernel may take where others of its kind take what was predicted, but for few, and
@@ -81,6 +83,13 @@ class Target:
     def threaded(self) -> bool:
         """True if a block is many threads that share memory and wait for one another, else it is one thread."""
         return self.kind != "cpu"
+
+    @property
+    def alone(self) -> Target:
+        """One unit of it by itself, which hands nothing to others."""
+        sections = tuple(s.alone if isinstance(s, Cpu) else s for s in self.sections)
+        bandwidth = self.bandwidth * self.single
+        return replace(self, units=1, bandwidth=bandwidth, single=1.0, fork_us=0.0, sections=sections)
 
     @property
     def joins_blocks(self) -> bool:

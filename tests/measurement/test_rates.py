@@ -18,7 +18,27 @@ from mirage_cli.search.schedules.fitted import Cpu
 from mirage_cli.search.schedules.target import changed_target, load_target
 
 TOOL = Tool(("g++",), "g++ 12", "PATH")
-SOME = Rates(4, 6e10, 2e11, 4e10, 6e10, 1.5e11, 1e11, 1.2e11, 3e10, 0.4, 5.0, 1.6e11, 1.4e11, 1.1e11, 1.3e11, 4e11)
+SOME = Rates(
+    4,
+    6e10,
+    2e11,
+    4e10,
+    6e10,
+    1.5e11,
+    1e11,
+    1.2e11,
+    3e10,
+    1.5e10,
+    1.6e10,
+    1.2e10,
+    0.4,
+    5.0,
+    1.6e11,
+    1.4e11,
+    1.1e11,
+    1.3e11,
+    4e11,
+)
 
 
 @pytest.fixture
@@ -45,9 +65,9 @@ def test_many_cores_with_small_caches_read_what_there_is(cxx: Toolchain, tmp_pat
     command = (*cxx.cxx.command, *flags, str(templates / "rates.cpp"), "-o", "rates")
     subprocess.run(command, cwd=tmp_path, check=True)
     run = (str(tmp_path / "rates"), "96", str(16 << 20))
-    done = subprocess.run(run, input="oaxrpfcms", capture_output=True, text=True, check=False)
+    done = subprocess.run(run, input="oaxriqpfcms", capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.split()) == 9
+    assert len(done.stdout.split()) == 11
 
 
 def test_products_add_up_all_their_numbers(cxx: Toolchain, tmp_path: Path) -> None:
@@ -151,7 +171,9 @@ def test_the_targets_file_has_their_place() -> None:
     libraries = (many, theirs(rates.FEW_ROWS), many / (1 + 2 * c.library_deep), read)
     own = (ours(rates.ROWS), panels(rates.FEW_ROWS), ours(rates.FEW_ROWS))
     stored = flops * c.packed_rate * rates.ROWS / (rates.ROWS + c.packed_half)
-    known = Rates(file.units, flops, flops, small, large, *libraries, c.operator_us, file.fork_us, *own, stored)
+    one = file.single * small
+    alone = (one, one * c.single_pages, one * c.single_library)
+    known = Rates(file.units, flops, flops, small, large, *libraries, *alone, c.operator_us, file.fork_us, *own, stored)
     assert changed_target(known.changes(), "") == replace(file, margin=rates.MARGIN)
 
 
@@ -195,8 +217,10 @@ def test_what_is_read_is_told_from_what_starts_and_multiplies() -> None:
     deep, usual = rates.LAYERS // rates.DEEP, rates.LAYERS
     rate = {"many": theirs(rates.ROWS, usual), "few": theirs(rates.FEW_ROWS, usual), "long": theirs(rates.ROWS, deep)}
     rate["one"] = 1 / (taken(row, read) + deep * start)
+    rate["single"] = 1 / (taken(rates.cores() * row, 2 * read) + deep * start)
     library = rates._of_library(rate, start)
     assert library["library_bandwidth"] == pytest.approx(2e10, rel=0.02)
+    assert library["one_library"] == pytest.approx(1e10, rel=0.02)
     assert library["library_deep"] == pytest.approx(library["library"], rel=0.01)
     assert rates._of_library(rate, 0.0)["library_bandwidth"] < 1.98e10  # what starts was there
 
@@ -205,7 +229,9 @@ def test_what_is_read_is_told_from_what_starts_and_multiplies() -> None:
     few, many = rates.FEW_ROWS, rates.ROWS
     own = {"p": flops[1] / taken(work[1], read), "c": flops[few] / taken(work[few], read)}
     own |= {"f": flops[few] / work[few], "m": flops[many] / taken(work[many], read)}
-    assert rates._read_by_panels(own) == pytest.approx(2e10, rel=0.02)
+    own["q"] = flops[1] / taken(rates.cores() * work[1], 2 * read)
+    assert rates._of_panels(own)["large_pages"] == pytest.approx(2e10, rel=0.02)
+    assert rates._of_panels(own)["one_large_pages"] == pytest.approx(1e10, rel=0.02)
     assert rates.WEIGHTS * own["p"] / flops[1] < 1.8e10  # beside what a row takes
 
 

@@ -348,6 +348,24 @@ def test_a_machines_rates_decide_between_plans_but_not_what_is_printed() -> None
     assert len(keys) == 2
 
 
+@pytest.mark.parametrize(("library", "replaced"), [(0.5, True), (4.0, False)])
+def test_what_loses_on_one_thread_stays(library: float, replaced: bool) -> None:
+    """A machine whose cores read as fast together, but alone onnxruntime's products read more than packed ones."""
+    alone = {"library_bandwidth": 0.3, "single_library": library, "single_pages": 1.0}
+    own = changed_target({"name": "cpu", "single": 0.5, "margin": 1.0, "cpu": alone}, "")
+    g = Graph()
+    x, w = g.input("x", (1, 1024), F32), g.input("w", (1024, 1024), F32, True)
+    product = canonical(recorded(g, [g.contract(x, w, [0, 1], [1, 2], [0, 2])]))
+    found = plan_fragment("abc", "linear", product, 1, replace(CPU, own=(own,)))
+    p = found.plans["cpu"]
+    assert p.predicted_us < p.original_us and p.alone is not None
+    assert p.predicted_us < p.alone[0] and (p.alone[0] < p.alone[1]) == replaced
+    work = Work("abc", "linear", product, [], (), (), found)
+    work.decide(force=False)
+    assert work.replace is replaced
+    assert replaced or work.reason.startswith("not predicted to be faster on cpu on one thread: ")
+
+
 def test_kinds_that_nobody_asked_for_have_one_mugraph_for_all_sizes() -> None:
     """The kernels of the kind that is asked for are the same; those besides are proved too, and hold any size."""
     g = Graph()

@@ -274,6 +274,21 @@ def test_a_fragment_is_replaced_where_it_gains_in_the_mean_over_sizes_that_are_a
         assert work.replace == p.faster == gains
 
 
+def test_fragments_are_left_until_their_sums_gain_on_one_thread_too() -> None:
+    both = [_of_a_fast_library(name, 1024) for name in ("a", "b")]
+
+    def times(own: Any, ways: Any, program: Any, target: Any, operators: int, at: Any) -> Any:
+        slow = target.units == 1 and program is both[0].program
+        return [(10.0 if slow else 5.0, 7.0) for _ in at]
+
+    with mock.patch.object(ranges, "compared", times):
+        for w in both:
+            w.replace = True
+        coverage.leave_losers(both, _options(1024))
+        assert [w.replace for w in both] == [False, True]
+    assert " on one thread, and this one takes 10.0 us against 7.0 us there" in both[0].reason
+
+
 def test_fragments_are_left_until_their_sums_gain_at_all_sizes_that_are_asked_for() -> None:
     """Two fragments that take 5 us at few rows and 20 at many: original nodes take 10 and `others`."""
     for others, replaced in (
