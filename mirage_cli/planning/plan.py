@@ -17,12 +17,11 @@ from mirage_cli.codegen.requests.passes import ALL, Passes
 from mirage_cli.codegen.source import Memory, Rendered, lowered, source
 from mirage_cli.errors import CheckFailed, InvalidGraph, Refused
 from mirage_cli.kernel_proof.prove import kernel_run
-from mirage_cli.lax.dtypes import F64
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.numerics import infinities, quotient_overflow, rounding
 from mirage_cli.options import debug
 from mirage_cli.options.dims import Range
-from mirage_cli.planning import ranges, tuned
+from mirage_cli.planning import ranges, refusals, tuned
 from mirage_cli.search.finish.unfuse import unfused
 from mirage_cli.search.mugraph.documents import graph_to_json
 from mirage_cli.search.mugraph.mugraph import KernelGraph
@@ -202,7 +201,7 @@ def plan_fragment(
     debug.show("program", f"{name} {identifier}", lambda: str(program))
     searcher = Searcher(options.search, tell)
     result = FragmentPlan(identifier, name, program, passes=options.passes)
-    reason = _not_planned(program)
+    reason = refusals.not_planned(program)
     if reason:
         result.reasons = dict.fromkeys(options.targets, reason)
         return result
@@ -260,23 +259,6 @@ def _measured(searcher: Searcher, found: SearchResult, target: Target, options: 
     pool = [*found.candidates, *searcher.with_schedules(TUNED_SCHEDULES).search(found.program, target).candidates]
     best = tuned.measured(found.program, pool, target, sizes)
     return [] if best is None else [best]
-
-
-def _not_planned(program: Program) -> str:
-    """Why no target has kernels for a program, or nothing."""
-    empty = [a.name for a in program.axes if a.extent == 0]
-    if empty:
-        return f"axis {empty[0]} has extent 0: there is nothing to compute"
-    if given := [s for s in program.sources if s.dtype.per_byte > 1 and not s.constant and not s.packed]:
-        return (
-            f"{given[0].name} has numbers of {given[0].dtype.bits} bits that the model does not hold: only weights do"
-        )
-    types = (
-        *(s.dtype for s in program.sources),
-        *(o.dtype for o in program.outputs),
-        *(n.dtype for n in program.nodes),
-    )
-    return f"tensors of type {F64} are not rendered" if F64 in types else ""
 
 
 def _also(plan: TargetPlan, older: TargetPlan) -> TargetPlan:
@@ -352,16 +334,12 @@ def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: i
     return replace(plan, slower=(*plan.slower, Slower(f"{target.name} at {where}", us, us / quotient)))
 
 
-def _on_one_thread(
-    plan: TargetPlan, program: Program, target: Target, operators: int, options: PlanOptions
-) -> TargetPlan:
-    """A plan that tells what it takes on a `target` of one core, or where it loses there: a session may have one thread."""
-    others = [o.alternative for o in plan.others]
-    at = [dict(options.search.sizes), *(ranges.asked(program.symbols, dict(options.ranges)) if plan.gain else ())]
-    (us, theirs), *asked = ranges.compared(plan, others, program, target, operators, at)
-    ratios = [original / ours for ours, original in asked or [(us, theirs)]]
-    gain, where = math.prod(ratios) ** (1 / len(ratios)), " in the mean over its sizes" if asked else ""
-    lost = (Slower(target.name, theirs / gain, theirs, f" on one thread{where}"),) if gain < 1 else ()
+def _on_one_thread(plan: TargetPlan, program: Program, one: Target, operators: int, options: PlanOptions) -> TargetPlan:
+    """A plan that tells what it takes on a target of `one` core, or where it loses there: a session may have one thread."""
+    others, given = [o.alternative for o in plan.others], dict(options.ranges) if plan.gain else None
+    us, theirs, gain = ranges.gained(plan, others, program, one, operators, dict(options.search.sizes), given)
+    where = " on one thread" + (" in the mean over its sizes" if plan.gain else "")
+    lost = (Slower(one.name, theirs / gain, theirs, where),) if gain < 1 else ()
     return replace(plan, alone=(us, theirs), slower=(*plan.slower, *lost))
 
 
