@@ -11,11 +11,14 @@ from mirage_cli.lax.dtypes import F16
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.normal.canonical import canonical
 from mirage_cli.search.finish.split_reduction import two_kernels
 from mirage_cli.search.schedules.fitted import Strip
-from mirage_cli.search.schedules.ranking import Models, behind_us, ranked, times_us, total_us
+from mirage_cli.search.schedules.ranking import Beside, Models, behind_us, ranked, times_us, together_us, total_us
+from mirage_cli.search.schedules.schedule import Prediction, launches
 from mirage_cli.search.schedules.target import load_target
 from mirage_cli.search.search import Searcher, SearchOptions
+from tests.lax.programs import recorded
 from tests.search.programs import built, normed
 
 
@@ -57,3 +60,35 @@ def test_many_sizes_at_once_cost_what_each_does(arch: str, build: Callable[[Grap
         models = Models()
         each = [total_us(c.graph, c.schedules, target, sizes, Models()) for sizes in at]
         assert times_us(c.graph, c.schedules, target, at, models) == pytest.approx(each, rel=1e-12)
+
+
+@pytest.mark.parametrize(("shared", "more"), [(160_000, True), (80_000, False)])
+def test_a_last_wave_of_blocks_that_fill_a_multiprocessor_has_a_price(shared: int, more: bool) -> None:
+    """Three products started together: with 64 blocks each the last ones wait for others to end, with 44 none does; where two
+    blocks share a multiprocessor nobody waits."""
+    target = load_target("sm_90a")
+    waits, waits_not = (
+        together_us([Beside(Prediction(4.3, shared, 2.0), blocks, 256, 1)] * 3, target) for blocks in (64, 44)
+    )
+    assert waits_not == pytest.approx(4.3 - 2.0 + 3 * 2.0)
+    assert (waits > waits_not + target.fitted(Strip).behind_us) == more and (waits == waits_not) != more
+
+
+def test_products_that_start_together_are_chosen_together() -> None:
+    """Products of one layer norm, one of which a second kernel turns: one block on each multiprocessor."""
+    g = Graph()
+    x = compose.layer_norm(g, g.input("x", (1, 2048), F16), [-1], 1e-5)
+    q, k, v = (compose.matmul(g, x, g.input(n, (2048, 2048), F16, True)) for n in "qkv")
+    k = g.reshape(k, (1, 32, 64))
+    cos, sin = (g.input(n, (1, 1, 32), F16) for n in ("cos", "sin"))
+    own, a, b = g.slice(k, 2, 0, 32), g.slice(k, 2, 0, 16), g.slice(k, 2, 16, 16)
+    turned = g.map("add", g.map("mul", own, cos), g.map("mul", g.concat([g.map("neg", b), a], 2), sin))
+    results = [q, v, g.concat([turned, g.slice(k, 2, 32, 32)], 2)]
+    target, program = load_target("sm_90a"), canonical(recorded(g, results))
+    best = Searcher(SearchOptions()).search(program, target).candidates[0]
+    kernels, axes = best.graph.kernels, [dict(s.tiles) for s in best.schedules]
+    for run in launches(best.graph, best.schedules):
+        assert (
+            sum(-(-2048 // axes[n][kernels[n].block.grid[0]]) for n in run if best.schedules[n].engine == "strip")
+            <= 132
+        )
