@@ -102,8 +102,16 @@ def all_changed(p: Any, target: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("text", [CAPPED, MEAN], ids=["capped", "mean"])
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (CAPPED.replace("float[9,", "float[1,"), "cuda"),  # the muGraph chosen for nine rows is right by itself
+        (CAPPED, "cpu"),
+        (MEAN, "cuda"),
+        (MEAN, "cpu"),
+    ],
+    ids=["capped-cuda", "capped-cpu", "mean-cuda", "mean-cpu"],
+)
 def test_another_mugraph_takes_the_place_of_one_that_infinities_break(
     text: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

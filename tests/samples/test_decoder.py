@@ -85,7 +85,7 @@ def test_a_prompt_keeps_its_mask_and_draws_token_ids(tmp_path: Path, monkeypatch
     model.graph.initializer.append(numpy_helper.from_array(np.ones(COLUMNS, np.bool_), "mask"))
     decoder.without_weights(model, tmp_path / decoder.MODEL)
     assert decoder.fill(tmp_path / decoder.MODEL) == 2 * ROWS * (COLUMNS + 5)
-    drawn = decoder.drawn(model)
+    drawn = decoder.drawn(model, 5)
     assert drawn["input_ids"].shape == (1, 4) and 0 <= drawn["input_ids"].min() <= drawn["input_ids"].max() < 5
     assert drawn["position"].tolist() == [[6]]
     assert decoder.read_bytes(model) == 2 * (ROWS * COLUMNS + 2 * 6 * 4) + COLUMNS  # the table is only looked up in
@@ -117,7 +117,7 @@ def test_both_models_are_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_reference_is_the_graph_in_float32_with_the_same_weights(folder: Path) -> None:
     decoder.fill(folder / decoder.MODEL)
     model = onnx.load(folder / decoder.MODEL, load_external_data=False)
-    inputs = decoder.drawn(model)
+    inputs = decoder.drawn(model, 5)
     weight = numpy_helper.to_array(onnx.load(folder / decoder.MODEL).graph.initializer[0]).astype(np.float64)
     found = decoder.reference(folder, inputs, Place())
     wanted = {
