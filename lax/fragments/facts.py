@@ -190,9 +190,11 @@ class Facts:
         return self._found(self._reduced, v, own, any)
 
     def normalised_again(self, v: int) -> bool:
-        """True if several read a value that a normalisation is behind, and one of them to normalise it once more."""
+        """True if several read a tensor of the model that a normalisation is behind, and one of them to normalise it once
+        more."""
         readers, seen = self.readers(v), set[int]()
-        if len(readers) < 2 or not self.has_reduction(v):
+        stands = v in self.names and not self.is_view(v) and self.light_from_stored(v)
+        if not stands or len(readers) < 2 or not self.has_reduction(v):
             return False
         cone, todo = self.graph.cone([v], self.stored), list(readers)
         roots = (x for x in cone if isinstance(s := self.step(x), g.Map) and s.op in ("sqrt", "rsqrt"))

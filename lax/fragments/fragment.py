@@ -81,7 +81,7 @@ class _Partitioner(Facts):
         super().__init__(graph, names)
         self.complete = complete
         self._chained: dict[int, list[int]] = {}
-        self._begins: dict[tuple[int, int], bool] = {}
+        self._begins: dict[tuple[int, bool], bool] = {}
         self._boundaries: dict[int, list[int]] = {}
         self.long: set[int] = set()
         #: what others compute, of whatever
@@ -374,28 +374,29 @@ class _Partitioner(Facts):
 
     def find_boundary(self, end: int) -> list[int]:
         """The same, for the first time since something was stored."""
-        boundary, seen = dict[int, None](), set[tuple[int, int]]()
+        boundary, seen = dict[int, None](), set[tuple[int, bool]]()
         light = all(self.light_from_stored(i) for i in self.graph.inputs[end]) and not self.is_contraction(end)
-        todo = [(end, int(light))]  # a light fragment may hold normalisations that only elementwise operators read
+        todo = [(end, light)]  # a light fragment may hold normalisations that only elementwise operators read
         while todo:
             v, contracted = todo.pop()
             if (v, contracted) in seen:
                 continue
             seen.add((v, contracted))
-            if v != end and self.begins(v, contracted):
+            again = contracted and not light and self.normalised_again(v)
+            if v != end and (again or self.begins(v, contracted)):
                 boundary[v] = None
                 continue
-            inner = contracted or 2 * self.is_contraction(v)
+            inner = contracted or self.is_contraction(v)
             todo.extend((i, inner) for i in self.graph.inputs[v])
         return sorted(boundary)
 
-    def begins(self, v: int, contracted: int) -> bool:
-        """True if a fragment (1: a light one; 2: one that contracts what it computes of `v`) reads `v` from memory."""
+    def begins(self, v: int, contracted: bool) -> bool:
+        """True if a fragment reads `v` from memory rather than compute it."""
         if (v, contracted) not in self._begins:
             self._begins[v, contracted] = self.find_begins(v, contracted)
         return self._begins[v, contracted]
 
-    def find_begins(self, v: int, contracted: int) -> bool:
+    def find_begins(self, v: int, contracted: bool) -> bool:
         """The same, for the first time since something was stored."""
         step = self.step(v)
         if v in self.stored or self.is_source(v):
@@ -406,8 +407,7 @@ class _Partitioner(Facts):
             return True
         if self.heavy[v] and not self.light_from_stored(v):
             return False
-        again = contracted == 2 and self.normalised_again(v)
-        if again or (not contracted and self.has_reduction(v) and not self.of_single(v)):
+        if not contracted and self.has_reduction(v) and not self.of_single(v):
             return True
         if isinstance(step, g.Map) and not self.of_positions[v] and self.crosses(v):
             return True

@@ -376,14 +376,16 @@ def test_parts_of_one_product_are_results_of_their_own(
     assert tuple(o.name for o in first.program.outputs) == results
 
 
-def test_what_is_normalised_twice_is_stored_between() -> None:
-    """The sum of a residual stream and a normalised value, which the norm in front of a product reads."""
+@pytest.mark.parametrize(("first", "results"), [("Neg(a)", [["t"], ["y"]]), ("MatMul(a, v)", [["x"], ["t"], ["y"]])])
+def test_what_is_normalised_twice_is_stored_between(first: str, results: list[list[str]]) -> None:
+    """The sum of a residual stream and a normalised value, that of a product or not, which the norm in front of one reads."""
     norm = "s{0} = Mul({1}, {1}) m{0} = ReduceMean<keepdims = 1>(s{0}, last) r{0} = Sqrt(m{0}) n{0} = Div({1}, r{0})"
-    text = f"""<ir_version: 9, opset_import: ["" : 20]> g (float[1,16] x, float[1,16] h) => (float[1,32] y) {{
-        {norm.format(1, "x")} t = Add(h, n1) {norm.format(2, "t")} y = MatMul(n2, w)
+    text = f"""<ir_version: 9, opset_import: ["" : 20]> g (float[1,16] a, float[1,16] h) => (float[1,32] y) {{
+        x = {first} {norm.format(1, "x")} t = Add(h, n1) {norm.format(2, "t")} y = MatMul(n2, w)
     }}"""
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
     weight = np.random.default_rng(0).standard_normal((16, 32), np.float32)
     proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    assert [[o.name for o in f.program.outputs] for f in parts_of_proto(proto).fragments] == [["t"], ["y"]]
+    proto.graph.initializer.append(numpy_helper.from_array(np.eye(16, dtype=np.float32) + 1, "v"))
+    assert [[o.name for o in f.program.outputs] for f in parts_of_proto(proto).fragments] == results
