@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -109,6 +109,13 @@ def _fragments(target: str) -> Iterator[tuple[str, Program]]:
     if target == "sm_90a":
         for name, build in FULL_SIZE.items():
             yield name, program(build, F16)
+
+
+def in_namespaces(texts: Mapping[str, str]) -> str:
+    """Sources by name as one source: its headers first, each in a namespace of its own."""
+    headers = dict.fromkeys(line for t in texts.values() for line in t.splitlines() if line.startswith("#include"))
+    own = (re.sub(r"(?m)^#include.*$", "", text) for text in texts.values())
+    return "\n".join([*headers, *(f"namespace of_{name} {{\n{t}\n}}" for name, t in zip(texts, own, strict=True))])
 
 
 def compiled(nvcc: toolchain.Tool, text: str, folder: Path, *targets: str, made: str = "-c") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,17 @@ import onnx
 from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 
+from tests import node_tests
+
 SMALL = 64  #: elements up to which an integer input may be a parameter
 #: folders of the package with models that nobody wrote for one operator
 OTHERS = ("simple", "light", "pytorch-converted", "pytorch-operator")
 
 
-def collect() -> list[TestCase]:
-    """All node tests, sorted by name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from onnx.backend.test.case.node import collect_testcases
-
-        return sorted(collect_testcases(None), key=lambda c: str(c.name))
-
-
 def write(folder: Path, names: frozenset[str] = frozenset()) -> None:
     """Write the tests (those of `names` only, if there are any): as they are, and with integer parameters stored in the
     model, as exporters write shapes, axes and indices. The other models of the package come with all of them."""
-    for case in collect():
+    for case in node_tests.collect(pools=not names):
         if not names or str(case.name) in names:
             _write(folder / "node" / str(case.name), case, ())
             stored = list(parameters(case))

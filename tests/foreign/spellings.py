@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, checker, defs, helper, numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 
+from tests import node_tests
+
 from . import nodes
 
 OLDEST = 7
@@ -58,7 +60,7 @@ def spelled(operators: frozenset[str] = frozenset()) -> Iterator[tuple[str, Spel
 
     known = {name for domain, name in READERS if domain == ""}
     by_name: dict[str, list[TestCase]] = {}
-    for case in nodes.collect():
+    for case in node_tests.collect():
         node = case.model.graph.node
         if len(node) == 1 and node[0].domain == "" and node[0].op_type in (operators or known):
             by_name.setdefault(node[0].op_type, []).append(case)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections import defaultdict
 from functools import cache
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx.backend.test.case.node as node_cases
 import pytest
 from onnx import TensorProto
 
 from mirage_cli.truth import evaluate
 from mirage_cli.truth.calls.values import FLOATS, FORMATS, stored, tensor
-
-#: modules whose cases take seconds to make; pools are tried against onnxruntime
-SLOW = {"averagepool", "lppool", "maxpool"}
+from tests import node_tests
 
 #: why a case is left out, by the beginning of its name
 LEFT_OUT = {
@@ -35,12 +30,9 @@ LEFT_OUT = {
 @cache
 def cases() -> dict[str, list[Any]]:
     """The cases, by the operator of their first node."""
-    for module in pkgutil.iter_modules(node_cases.__path__):
-        if module.name not in SLOW:
-            importlib.import_module(f"{node_cases.__name__}.{module.name}")
     found = defaultdict(list)
-    for case in node_cases._NodeTestCases:
-        if not any(node.domain.endswith(".training") for node in case.model.graph.node):
+    for case in node_tests.collect():  # pools are tried against onnxruntime
+        if not any(node.domain.endswith((".training", ".ml")) for node in case.model.graph.node):
             found[_operator(case.model)].append(case)
     return dict(found)
 

@@ -26,7 +26,7 @@ from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen import kernels
 from tests.codegen.kernels import Case, changed, single
 from tests.codegen.programs import program
-from tests.codegen.test_cuda_compiles import compiled, found_nvcc
+from tests.codegen.test_cuda_compiles import compiled, found_nvcc, in_namespaces
 
 ROWS, KEYS = 1, 100
 
@@ -194,8 +194,6 @@ def test_scales_of_any_size_do_not_overflow() -> None:
 def test_kernels_compile(arch: str, tmp_path: Path) -> None:
     nvcc: toolchain.Tool = found_nvcc()
     own = [f for f, c in FORMS.items() if c.arch == arch]
-    text = "\n".join(f"namespace of_{case(f).name} {{ {case(f).render().text} }}" for f in own)
-    lines = [line for line in text.splitlines() if not line.startswith("#include")]
-    headers = dict.fromkeys(re.findall(r"#include [<\"][^>\"]+[>\"]", text))
-    said = compiled(nvcc, "\n".join([*headers, *lines]), tmp_path, arch, made="-fatbin")
+    text = in_namespaces({case(f).name: case(f).render().text for f in own})
+    said = compiled(nvcc, text, tmp_path, arch, made="-fatbin")
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", said)) == {"0"}

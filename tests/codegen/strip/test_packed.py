@@ -24,7 +24,7 @@ from mirage_cli.search.schedules.strip import roles
 from tests.codegen.kernels import Case, changed, single
 from tests.codegen.programs import program
 from tests.codegen.strip_programs import HOPPER, block_graphs
-from tests.codegen.test_cuda_compiles import compiled, found_nvcc
+from tests.codegen.test_cuda_compiles import compiled, found_nvcc, in_namespaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,6 @@ def test_bytes_that_are_predicted_are_those_of_packed_numbers() -> None:
 @pytest.mark.nvcc
 def test_kernels_compile(tmp_path: Path) -> None:
     nvcc: toolchain.Tool = found_nvcc()
-    text = "\n".join(f"namespace of_{_case(name).name} {{ {_case(name).render().text} }}" for name in PRODUCTS)
-    lines = [line for line in text.splitlines() if not line.startswith("#include")]
-    headers = dict.fromkeys(re.findall(r"#include [<\"][^>\"]+[>\"]", text))
-    said = compiled(nvcc, "\n".join([*headers, *lines]), tmp_path, "sm_90a", made="-fatbin")
+    text = in_namespaces({_case(name).name: _case(name).render().text for name in PRODUCTS})
+    said = compiled(nvcc, text, tmp_path, "sm_90a", made="-fatbin")
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", said)) == {"0"}

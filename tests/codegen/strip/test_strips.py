@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirage_cli.backends import toolchain
-from mirage_cli.codegen import render
 from mirage_cli.codegen.strip.engine import StripProgram
-from mirage_cli.errors import Refused, ToolMissing
+from mirage_cli.errors import Refused
 from mirage_cli.kernel_language.build import names_in
 from mirage_cli.lax.dtypes import BF16, F16, F32, I64, DType
 from mirage_cli.lax.extents import symbol
@@ -51,9 +48,10 @@ from tests.codegen.strip_programs import (
     shared_case,
     strip_cases,
 )
+from tests.codegen.test_cuda_compiles import compiled, found_nvcc, in_namespaces
 from tests.kernel_language.trees import calls
 
-EDGES = 9  #: inputs at the edges of numbers for each of some kernels
+EDGES = 9  #: inputs at the edges of numbers, of which some kernels take a third each
 MANY = int(os.environ.get("MIRAGE_MANY", "0"))
 GOLDEN = Path(__file__).parents[1] / "golden"
 WAITS = (r"wait_together<GROUP>\(1 \+ group\)", r"__syncthreads\(\)", r"cluster_\w+\(\)", r"copy_wait<\d+>\(\)")
@@ -85,7 +83,7 @@ def test_strips_are_right(all_cases: list[Case]) -> None:
     assert {c.name.rpartition("of")[0] for c in all_cases} == {*NAMED, ""}
     assert {bool(c.graph.kernels[0].block.split) for c in all_cases} == {False, True}
     assert kernels.problems(all_cases) == kernels.problems(all_cases[::6], at_once=True) == []
-    assert kernels.edges(kernels.answered, all_cases[::6], EDGES) == []
+    assert kernels.edges(kernels.answered, all_cases[::6], EDGES, 3) == []
 
 
 def test_rows_that_overflow_with_their_gain() -> None:
@@ -244,22 +242,12 @@ def test_computed_tiles_are_made_of_tiles(name: str) -> None:
 @pytest.mark.nvcc
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
 def test_strips_compile_without_spills(target: str, tmp_path: Path) -> None:
-    try:
-        nvcc = toolchain.find_nvcc()
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
+    nvcc = found_nvcc()
     found = [*_full_size(target)]
     assert len(found) == len(FULL_SIZE)
-    texts = [c.render().text for c in found]
-    headers = {h: None for text in texts for h in re.findall(r'#include ".*"', text)}
-    parts = [f"namespace of_{c.name} {{\n{text}\n}}" for c, text in zip(found, texts, strict=True)]
-    (tmp_path / "all.cu").write_text("\n".join([*headers, *parts]))
-    command = [*nvcc.command, *nvcc.compile_flags, "-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-v"]
-    command += ["-arch", target, f"-I{render.include_dir()}", "-c", "all.cu", "-o", "all.o"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:8000]
-    assert len(re.findall(r"Used \d+ registers", done.stderr)) == len(found)
-    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", done.stderr)) == {"0"}
+    said = compiled(nvcc, in_namespaces({c.name: c.render().text for c in found}), tmp_path, target, made="-fatbin")
+    assert len(re.findall(r"Used \d+ registers", said)) == len(found)
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", said)) == {"0"}
 
 
 def _full_size(target: str) -> Iterator[Case]:

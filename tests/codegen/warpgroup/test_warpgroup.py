@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -13,13 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mirage_cli.backends import toolchain
-from mirage_cli.codegen import render
 from mirage_cli.codegen.source import source
 from mirage_cli.codegen.warpgroup.boxes import tensor_map
 from mirage_cli.codegen.warpgroup.plan import HELD, Plan, plan
 from mirage_cli.codegen.warpgroup.products import PAIRS
-from mirage_cli.errors import Refused, ToolMissing
+from mirage_cli.errors import Refused
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir, printer
 from mirage_cli.kernel_language.reader import read_kernels
@@ -37,6 +34,7 @@ from mirage_cli.search.schedules.warpgroup import WarpgroupModel, rows_axis, sin
 from mirage_cli.search.search import Searcher, SearchOptions
 from tests.codegen.kernels import single
 from tests.codegen.programs import Build, behind, program
+from tests.codegen.test_cuda_compiles import compiled, found_nvcc
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "warpgroup.cu"
 TARGET = load_target("sm_90a")
@@ -401,10 +399,7 @@ def test_no_schedules_where_rows_do_not_begin_at_multiples_of_16_bytes() -> None
 @pytest.mark.nvcc
 def test_nvcc_keeps_fragments_in_registers(tmp_path: Path) -> None:
     """No warning, nothing spilled, no product that waits for another one."""
-    try:
-        nvcc = toolchain.find_nvcc()
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
+    nvcc = found_nvcc()
     lines = [f'#include "mirage/{h}"' for h in ("cuda/launch.cuh", "cuda/warpgroup_split.cuh", "entry.h")]
     for name, dtype in (
         ("norm", F16),
@@ -418,13 +413,9 @@ def test_nvcc_keeps_fragments_in_registers(tmp_path: Path) -> None:
     ):
         lines += [f"namespace of_{name} {{", _made(name, dtype).text, "}"]
     lines += ["namespace of_split {", _split().text, "}"]
-    (tmp_path / "all.cu").write_text("\n".join(lines))
-    command = [*nvcc.command, *nvcc.compile_flags, "-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-v"]
-    command += ["-gencode", "arch=compute_90a,code=sm_90a", f"-I{render.include_dir()}", "-c", "all.cu", "-o", "all.o"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:4000]
-    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", done.stderr)) == {"0"}
-    assert not re.findall(r"C75\d\d", done.stderr)
+    said = compiled(nvcc, "\n".join(lines), tmp_path, "sm_90a", made="-fatbin")
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill)", said)) == {"0"}
+    assert not re.findall(r"C75\d\d", said)
 
 
 @pytest.mark.parametrize(("consumers", "resident"), [(2, 1), (3, 1), (1, 2), (2, 2)])
