@@ -89,7 +89,7 @@ def test_a_program_reads_tables_and_an_index(form: str) -> None:
 @pytest.mark.parametrize("target", ["cpu", "sm_80"])
 def test_kernels_are_their_programs(form: str, target: str) -> None:
     p, machine, seen = chosen(form), load_target(target), set[str]()
-    found = list(kernels.cases(f"chosen{form}", p, target, 3))
+    found = list(kernels.cases(f"chosen{form}", p, target, 2))
     for engine in CHOOSING if target != "cpu" else ():
         ranked = (
             (g, r) for g in Searcher(SearchOptions()).blocks(p)[0] for r in engine_ranked(engine, p, g, machine, 1)

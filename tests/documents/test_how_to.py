@@ -20,12 +20,12 @@ COPIED += ("tests/forked.py", "tests/optimized.py", "samples/operators/mlp_fp16.
 
 
 def copy_of_the_sources(place: Path) -> Path:
-    """What the pages change and use."""
+    """What the pages change and use, with its bytecode, which holds as long as a file has its time of change."""
     for name in (*COPIED, *(f"samples/{p.name}" for p in (pages.ROOT / "samples").glob("*.py"))):
         source, target = pages.ROOT / name, place / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, target, symlinks=True)
         else:
             shutil.copy(source, target)
     return place

@@ -65,11 +65,11 @@ def test_only_and_skip_choose_single_places_of_a_fragment(run: Run) -> None:
     assert {n for u in skipped.unchanged for n in u["nodes"]} | set(nodes) >= set(first)
 
 
-def test_one_layer_of_two_can_be_skipped(run: Run) -> None:
-    everything, _ = run("llama_fp32", dry_run=True, only=("*",))
+def test_one_layer_of_two_can_be_skipped(run: Run, cache: Path) -> None:
+    everything, _ = run("llama_fp32", dry_run=True, only=("*",), cache=str(cache))
     attention = next(f for f in everything.fragments if f.name == "attention")
     assert attention.occurrences == 2
-    rest, _ = run("llama_fp32", dry_run=True, skip=(attention.nodes[0][0],))
+    rest, _ = run("llama_fp32", dry_run=True, skip=(attention.nodes[0][0],), cache=str(cache))
     assert [f.nodes for f in rest.fragments if f.name == "attention"] == [[attention.nodes[1]]]
 
 

@@ -28,12 +28,12 @@ pytestmark = pytest.mark.usefixtures("one_isa")
 PACKED = {"is_symmetric": True, "accuracy_level": 4}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "norm_gated_mlp": ("norm_gated_mlp_fp32", PACKED),
-    "zero_points": ("residual_norm_qkv_fp32", {"is_symmetric": False}),
+    "zero_points": ("rmsnorm_gain_linear_fp32", {"is_symmetric": False}),
     "lora": ("lora_fp32", {"is_symmetric": False}),
     "8_bits": ("rmsnorm_linear_fp32", {"bits": 8, "is_symmetric": True}),
     "half": ("rmsnorm_gain_linear_fp16", {"is_symmetric": True, "groups": True}),
     "int4": ("rmsnorm_linear_fp32", {"is_symmetric": True, "quant_format": QuantFormat.QDQ}),
-    "uint4": ("norm_gated_mlp_fp32", {"is_symmetric": False, "quant_format": QuantFormat.QDQ}),
+    "uint4": ("rmsnorm_linear_fp32", {"is_symmetric": False, "quant_format": QuantFormat.QDQ}),
 }
 
 ROUNDED = (
