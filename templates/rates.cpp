@@ -8,8 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -37,7 +35,7 @@ constexpr int MOST = 1024;
 constexpr long STEPS = 1000000;
 
 static volatile float sink;  // what is computed is used
-static std::atomic<int> waiting;
+static int waiting;  // the builtins: <atomic> and <algorithm> take as long to read as half of this to compile
 static int threads;
 static char* memory;
 static long share;
@@ -140,21 +138,26 @@ constexpr int SIDE = 768, FEW = 16, MANY = 128, STRIP = mirage::BLOCK_COLS;
 constexpr long WEIGHTS = 54 << 20;  // bytes of all weights
 enum Weights { FROM_MEMORY, FROM_CACHES, AS_STORED };
 alignas(64) static float given[MANY * SIDE], results[MANY * SIDE];
-static std::atomic<long> met;
+static long met;
 static void meet() {
-  const long all = (met++ / threads + 1) * threads;
-  for (long spins = 0; met < all;)
+  const long all = (__atomic_fetch_add(&met, 1, __ATOMIC_SEQ_CST) / threads + 1) * threads;
+  for (long spins = 0; __atomic_load_n(&met, __ATOMIC_SEQ_CST) < all;)
     if (++spins % 4096 == 0) sched_yield();
 }
-static long products() { return std::max(1l, std::min(WEIGHTS, share * threads) / (SIDE * SIDE * 4)); }
-template <int ROWS, Weights KIND>
+static long least(long x, long y) { return x < y ? x : y; }
+static Weights kept;
+static long products() {  // what caches hold is read as fast from the beginning
+  const long held = least(WEIGHTS, share * threads) / (SIDE * SIDE * 4) / (kept == AS_STORED ? 3 : 1);
+  return held < 1 ? 1 : held;
+}
+template <int ROWS, bool STORED>
 static void multiply_rows(long thread) {
   const auto rows = mirage::operand(given, SIDE, 1);
   const int each = (SIDE / STRIP + threads - 1) / threads * STRIP;
-  const int first = std::min<long>(SIDE, thread * each), columns = std::min(SIDE - first, each);
+  const int first = least(SIDE, thread * each), columns = least(SIDE - first, each);
   for (long n = 0; n < products(); n++, meet()) {
-    const float* const all = reinterpret_cast<float*>(memory) + (KIND == FROM_MEMORY ? n * SIDE * SIDE : 0);
-    if constexpr (KIND == AS_STORED)
+    const float* const all = reinterpret_cast<float*>(memory) + (kept == FROM_MEMORY ? n * SIDE * SIDE : 0);
+    if constexpr (STORED)
       mirage::contract<mirage::Known<ROWS, ROWS, STRIP, SIDE, 1, 1, SIDE>>(
           results + first, SIDE, ROWS, columns, SIDE, rows, mirage::operand(all + first, 1, SIDE), false);
     else  // what `contract` of packed weights does with whole panels: that compiles what is for others, too
@@ -181,7 +184,7 @@ template <void (*part)(long)>
 static void* run(void* thread) {
   const long t = reinterpret_cast<long>(thread);
   settle(t);
-  for (waiting--; waiting > 0;) sched_yield();
+  for (__atomic_sub_fetch(&waiting, 1, __ATOMIC_SEQ_CST); __atomic_load_n(&waiting, __ATOMIC_SEQ_CST) > 0;) sched_yield();
   begun[t] = now();
   part(t);
   ended[t] = now();
@@ -196,7 +199,12 @@ static double seconds(int count) {
   for (long t = 0; t < count; t++)
     if (pthread_create(&all[t], nullptr, run<part>, reinterpret_cast<void*>(t))) exit(1);
   for (int t = 0; t < count; t++) pthread_join(all[t], nullptr);
-  return *std::max_element(ended, ended + count) - *std::min_element(begun, begun + count);
+  double first = begun[0], last = ended[0];
+  for (int t = 1; t < count; t++) {
+    if (begun[t] < first) first = begun[t];
+    if (ended[t] > last) last = ended[t];
+  }
+  return last - first;
 }
 
 // Another array for all threads, for which the system is given `advice` on pages.
@@ -231,7 +239,8 @@ static double alone() {
 template <int ROWS, Weights KIND>
 static double rows_multiplied() {
   array(MADV_HUGEPAGE);
-  return 2.0 * ROWS * SIDE * SIDE * products() / seconds<multiply_rows<ROWS, KIND>>(threads);
+  kept = KIND;
+  return 2.0 * ROWS * SIDE * SIDE * products() / seconds<multiply_rows<ROWS, KIND == AS_STORED>>(threads);
 }
 
 // Multiply-adds, times two, of one core and of all at once, and such that are split for matrix instructions; bytes that all read of

@@ -41,16 +41,31 @@ LARGEST = 1 << 28  #: bytes of the array that is read, at most
 WIDTH, LAYERS = 768, 24  #: of a chain of products with 54 MiB of weights; strides of whole pages are slower
 WEIGHTS = 4.0 * LAYERS * WIDTH * WIDTH  #: bytes of them
 FEW_ROWS, ROWS = 16, 128  #: of these, and of packed products in rates.cpp
+HELD = 4  #: such products whose weights caches hold
 DEEP = 4  #: times as many summed positions of long sums, as in feed-forward layers
-ROUNDS = 6  #: of what is done in turns
+ROUNDS = 5  #: of what is done in turns
 SMALL = 2  #: readings of small pages by all cores and by one, of which the fastest counts
 PAIRED = ("c", "few", "f", "m", "many")  #: products that tell how fast a round is: letters of rates.cpp, and words
-REST = ("o", "a", "x", "p", "q", "one", "single", "s", "long", "least", "alone", "split")  #: what else there is in each
+REST = (
+    "o",
+    "a",
+    "x",
+    "p",
+    "q",
+    "one",
+    "single",
+    "s",
+    "long",
+    "held",
+    "least",
+    "alone",
+    "split",
+)  #: what else there is in each
 PEAKS = ("o", "a", "x")  #: what nothing makes faster than a machine is: the fastest reading counts
-STEPS, TURNS = 30, 3  #: of a bisection, and of what is found by going on
+TURNS = 3  #: of what is found by going on
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
 LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
-AGAIN = {"least": 40, "alone": 8, "split": 8}  #: runs of short chains, of which the fastest counts
+AGAIN = {"least": 40, "alone": 8, "split": 8, "held": 6}  #: runs of short chains, of which the fastest counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,7 @@ class Rates:
     large_pages: A[float, says("Bytes a second that packed products of one row read of memory, in large pages.")]
     library: A[float, says("Multiply-adds a second, times two, of products of 128 rows in onnxruntime.")]
     library_few: A[float, says("The same of 16 rows.")]
+    library_held: A[float, says("The same of 16 rows with weights that caches hold.")]
     library_deep: A[float, says("The same of 128 rows, over four times as many summed positions.")]
     library_bandwidth: A[float, says("Bytes a second that its products of one row read.")]
     one_reads: A[float, says("Bytes a second that one core alone reads of memory.")]
@@ -124,13 +140,19 @@ class Rates:
         return {k: _rounded(v) for k, v in changes.items()}
 
     def library_constants(self) -> dict[str, float]:
-        """What products of onnxruntime reach with weights in memory, beside which they read and write their rows."""
-        flops, rows = WEIGHTS / 2, 2 * WEIGHTS / WIDTH  # of a row, and its bytes
-        many, few = ROWS * flops / self.library, FEW_ROWS * flops / self.library_few
-        read = [(WEIGHTS + n * rows) / self.library_bandwidth for n in (ROWS, FEW_ROWS)]
-        work, overlap = _shared(many, few, (read[0], read[1]))
+        """What products of onnxruntime reach, which take a time for each row and one for each weight; with weights in memory,
+        beside which they read and write their rows, also that of reading."""
+        flops, read = WEIGHTS / 2, self.library_bandwidth  # of a row
+        held, few, many = (
+            FEW_ROWS * flops / self.library_held,
+            FEW_ROWS * flops / self.library_few,
+            ROWS * flops / self.library,
+        )
+        overlap = _overlap(held, _moved(FEW_ROWS) / read, few)
+        row, weight = _of_row(_moved(ROWS) / read, held, many, overlap)
         return {
-            "library_rate": min(1.0, ROWS * flops / work / self.all_cores),
+            "library_rate": min(1.0, flops / row / self.all_cores),
+            "library_half": weight / row,
             "library_bandwidth": self.library_bandwidth / self.bandwidth,
             "library_overlap": overlap,
             "library_deep": max(0.0, self.library / self.library_deep - 1) / math.log2(DEEP),
@@ -247,19 +269,26 @@ def _of_library(rate: Mapping[str, float], start: float) -> dict[str, float]:
     """What products of onnxruntime reach, beside the seconds in which each starts."""
     starts = {"many": LAYERS, "few": LAYERS} | dict.fromkeys(("one", "long", "single"), LAYERS // DEEP)
     many, few, one, long, single = (max(1 / rate[k] - n * start, 0.5 / rate[k]) for k, n in starts.items())
-    rows, read = 2 * WEIGHTS / WIDTH, one  # bytes of a row; seconds
+    held = min(few, LAYERS / HELD * max(1 / rate["held"] - HELD * start, 0.5 / rate["held"]))
+    read = one
     for _ in range(TURNS):
-        moved = [read * (1 + n * rows / WEIGHTS) for n in (ROWS, FEW_ROWS)]
-        work, overlap = _shared(many, few, (moved[0], moved[1]))
-        read = _read(one, work / ROWS, overlap)
+        overlap = _overlap(held, read * _moved(FEW_ROWS) / WEIGHTS, few)
+        row, weight = _of_row(read * _moved(ROWS) / WEIGHTS, held, many, overlap)
+        read = _read(one, row + weight, overlap)
     flops = WEIGHTS / 2  # of a row
     return {
         "library": ROWS * flops / many,
         "library_few": FEW_ROWS * flops / few,
+        "library_held": FEW_ROWS * flops / held,
         "library_deep": ROWS * flops / 2 / max(long - many / 2, many / 8),  # half of its sums are long
         "library_bandwidth": WEIGHTS / read,
-        "one_library": WEIGHTS / _read(single, cores() * work / ROWS, overlap),
+        "one_library": WEIGHTS / _read(single, cores() * (row + weight), overlap),
     }
+
+
+def _moved(rows: int) -> float:
+    """Bytes of all weights, and of rows that are read and written beside them."""
+    return WEIGHTS * (1 + 2 * rows / WIDTH)
 
 
 def _of_panels(rate: Mapping[str, float]) -> dict[str, float]:
@@ -276,7 +305,7 @@ def _of_panels(rate: Mapping[str, float]) -> dict[str, float]:
 
 
 def _of_row(read: float, few: float, many: float, overlap: float) -> tuple[float, float]:
-    """(seconds of a row, of the panels) of packed products of FEW_ROWS rows from caches and ROWS rows from memory."""
+    """(seconds of a row, of what rows do not add to) of products of FEW_ROWS rows from caches and ROWS rows from memory."""
     work = _work(read, many, overlap)
     row = max(work - few, work / 2) / (ROWS - FEW_ROWS)
     return row, max(few - FEW_ROWS * row, 0.0)
@@ -301,17 +330,6 @@ def _work(read: float, both: float, overlap: float) -> float:
     """The time of work that takes `both` with what is read."""
     work = both - (1 - overlap) * read
     return work if work >= read else (both - read) / max(1 - overlap, 0.01)
-
-
-def _shared(many: float, few: float, read: tuple[float, float]) -> tuple[float, float]:
-    """(the time of ROWS rows' work, that share) of products of ROWS and FEW_ROWS rows that take `many` and `few`, and in which
-    `read` is read. Work is as much a row in both."""
-    low, high = 0.0, 1.0  # shares that few rows are too slow for, and too fast
-    for _ in range(STEPS):
-        overlap = (low + high) / 2
-        work = _work(read[0], many, overlap)
-        low, high = (overlap, high) if _joint(work * FEW_ROWS / ROWS, read[1])(overlap) > few else (low, overlap)
-    return _work(read[0], many, low), low
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -341,6 +359,8 @@ class _Chains:
             _chain("Sigmoid", n, ("n",), {}, threads) for n, threads in ((OPERATORS, 1), (SOME, 1), (SOME, cores()))
         )
         self.runs = {"many": (usual, x), "few": (usual, x[:FEW_ROWS]), "one": (long, x[:1]), "long": (long, x)}
+        held = self.chain(HELD, (WIDTH, WIDTH))
+        self.runs["held"] = held, x[:FEW_ROWS]
         single = self.chain(LAYERS // DEEP, (WIDTH, wide), (wide, WIDTH), threads=1)
         self.runs |= {"single": (single, x[:1]), "least": (least, y[:LEAST]), "alone": (alone, y), "split": (split, y)}
         for kind in self.runs:

@@ -32,6 +32,7 @@ class Cpu:
     shrink_flops: float  #: vector operations in the time of scaling a sum behind a running maximum, and adding to it
     row_flops: float  #: vector operations in the time of beginning and ending one reduction
     library_rate: float  #: share of the rate that products of onnxruntime with weights reach
+    library_half: float  #: rows that reach half of that
     library_deep: float  #: how much longer they take for every doubling of many summed positions
     library_small: float  #: rows and columns with which products of activations reach half of that share
     library_integers: float  #: times as fast as others products of integers of 8 bits are

@@ -198,7 +198,8 @@ class _Original:
         slower = 1 + c.library_deep * max(0.0, math.log2(max(depth, 1) / DEEP))
         read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
         faster = c.library_integers if integers else 1.0
-        multiplied = seconds * slower / (c.library_rate * faster)
+        rows = self.flops(n) / (2 * sum(self.size(i) * self.once(i) for i in n.inputs if self.is_weight(i)))
+        multiplied = seconds * slower * (1 + c.library_half / rows) / (c.library_rate * faster)
         return multiplied + read - c.library_overlap * min(multiplied, read)
 
     def elementwise(self, operations: float, moved: float) -> float:

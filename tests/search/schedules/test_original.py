@@ -84,9 +84,9 @@ def test_operators_that_compute_nothing_copy() -> None:
 
 
 def test_weights_are_read_and_then_multiplied() -> None:
-    p, target = program(linear(DEEP), F32), cpu(library_deep=0.0)
+    p, target = program(linear(DEEP), F32), cpu(library_deep=0.0, library_half=8.0)
     c = target.fitted(Cpu)
-    moved, flops = 4 * (ROWS * DEEP + DEEP * 512 + ROWS * 512), 2 * ROWS * DEEP * 512
+    moved, flops = 4 * (ROWS * DEEP + DEEP * 512 + ROWS * 512), 2 * (ROWS + 8) * DEEP * 512
     rate = target.flops["f32"] * target.units * c.library_rate
     read, multiplied = moved / (target.bandwidth * c.library_bandwidth), flops / rate
     together = c.library_overlap * min(read, multiplied)
