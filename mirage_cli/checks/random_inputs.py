@@ -31,6 +31,7 @@ LONG_WORK = 2e6  #: multiply-adds of the largest operator
 EDGES = 20  #: cases at the edges of numbers, at most
 LEAST_EDGES = 6  #: how many of them there are whatever they cost
 EDGE_WORK = 4e8  #: multiply-adds of all of them together
+CHOSEN = 1 << 25  #: elements that original nodes may copy where they choose parts of a tensor for every row
 WINDOW = 2e7  #: multiply-adds above which a part of a result is compared, where the program stands for the nodes
 
 
@@ -52,6 +53,23 @@ def work_of_operators(program: Program, symbols: Mapping[str, int]) -> Iterator[
         axes = frozenset(n.over).union(*(program.axes_of(i) for i in n.inputs))
         held = float(np.prod([float(size[a]) for a in program.axes_of(n.name)]))
         yield float(np.prod([float(size[a]) for a in axes])), held
+
+
+def case_sizes(program: Program, names: Sequence[str], case: str, limits: Limits | None) -> dict[str, int]:
+    """The numbers for symbols in a case, halved while the original nodes would copy more than `CHOSEN` elements of a tensor
+    of which they choose parts, such as experts for every row."""
+    whole = symbol_values(names, case, limits)
+    roots = {s: (limits or {}).get(s, (1, None))[0] for s in _roots(names)}
+    fewer = ({s: (low, max(low, whole[s] >> k)) for s, low in roots.items()} for k in range(1, 8))
+    tried = [whole, *(symbol_values(names, case, few) for few in fewer)]
+    return next((extents for extents in tried if _copied(program, extents) <= CHOSEN), tried[-1])
+
+
+def _copied(program: Program, symbols: Mapping[str, int]) -> float:
+    """The elements of the largest of the parts that are chosen of tensors."""
+    size = {a.name: float(ex.value(a.extent, symbols)) for a in program.axes}
+    chosen = (i.name for i in program.inputs if program.sources[i.source].chosen)
+    return max((float(np.prod([size[a] for a in program.axes_of(name)])) for name in chosen), default=0.0)
 
 
 def edge_count(program: Program, symbols: Mapping[str, int]) -> int:
@@ -97,7 +115,7 @@ def usual_case(
     program: Program, constants: Mapping[int, NDArray[Any]], seed: int, limits: Limits | None, names: Sequence[str]
 ) -> DrawnInputs:
     """The case of random inputs at usual sizes."""
-    return _case(program, constants, seed, "random", "random", symbol_values(names, "random", limits))
+    return _case(program, constants, seed, "random", "random", case_sizes(program, names, "random", limits))
 
 
 def _case(
@@ -125,7 +143,7 @@ def draws(
     what the edges of the original nodes call for, when it is needed."""
     names = program.symbols if symbols is None else symbols
     for case in CASES if names else [c for c in CASES if c != "longer"]:
-        yield _case(program, constants, seed, case, case, symbol_values(names, case, limits))
+        yield _case(program, constants, seed, case, case, case_sizes(program, names, case, limits))
     for name, extents in _limits_of_sizes(program, names, limits):
         yield _case(program, constants, seed, name, "random", extents, WINDOW)
     plain = usual_case(program, constants, seed, limits, names)
@@ -160,7 +178,7 @@ def _limits_of_sizes(
         longest = next((x for x in tried if not _beyond(program, x)), None)
         if longest is not None:
             yield LONGEST, longest
-    middle = {root: n for root, n in symbol_values(names, "random", limits).items() if root in roots}
+    middle = {root: n for root, n in case_sizes(program, names, "random", limits).items() if root in roots}
     for root in roots:
         if root not in known or not least[root]:
             yield EMPTY, _solved(names, middle | {root: 0})

@@ -13,7 +13,7 @@ from mirage_cli.backends.library import BuildResult, build_library
 from mirage_cli.backends.library import Options as BuildOptions
 from mirage_cli.backends.toolchain import Toolchain
 from mirage_cli.checks import given_tensors, stated_program
-from mirage_cli.checks.kernel_check import CHECK, CheckJob, FloatCheck, Limits, symbol_values, too_large
+from mirage_cli.checks.kernel_check import CHECK, CheckJob, FloatCheck, Limits, case_sizes, too_large
 from mirage_cli.codegen import join
 from mirage_cli.codegen.requests.passes import without
 from mirage_cli.farm import offers
@@ -246,7 +246,7 @@ class Run:
             for w in self.chosen:
                 if w.float_check is not None:
                     continue  # others are planned again
-                reason = too_large(w.program, symbol_values(w.program.symbols, "longer", limits))
+                reason = too_large(w.program, case_sizes(w.program, w.program.symbols, "longer", limits))
                 reason = reason if self.checks else "the caller judges its kernels"
                 if reason:
                     w.checked(FloatCheck(True, None, skipped=reason))

@@ -23,6 +23,7 @@ from mirage_cli.lax.dtypes import BF16, BOOL, F16, F32, I64, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.joints import Chosen
 from mirage_cli.lax.ir.program import Program, Source
 from mirage_cli.numerics.accuracy import rounded_figure
 from mirage_cli.runtime import sessions
@@ -168,6 +169,23 @@ def test_symbols_fit_each_other_and_their_limits() -> None:
     assert values["batch"] != values["past"]
     limited = checks.symbol_values(["batch", "past"], "longer", {"batch": (1, 2), "past": (500, None)})
     assert limited == {"batch": 2, "past": 500}
+
+
+def test_sizes_at_which_a_table_is_copied_for_every_row_are_smaller() -> None:
+    """Experts of published models have 33 million elements, which the original nodes copy for each of 70 x 33 rows."""
+
+    def rows(g: Graph, t: DType) -> Sequence[int]:
+        return [
+            compose.matmul(g, g.input("x", (symbol("rows"), 1, 64), t), g.input("w", (symbol("rows"), 64, 1 << 16), t))
+        ]
+
+    plain = program(rows, F32)
+    sources = tuple(replace(s, chosen=Chosen(1, 4)) if s.name.startswith("t1") else s for s in plain.sources)
+    chosen = replace(plain, sources=sources)
+    assert any(s.chosen for s in sources)
+    assert checks.case_sizes(plain, ["rows"], "longer", None) == {"rows": 70}
+    assert checks.case_sizes(chosen, ["rows"], "longer", None)["rows"] == 8
+    assert checks.case_sizes(chosen, ["rows"], "longer", {"rows": (12, None)})["rows"] == 12
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])

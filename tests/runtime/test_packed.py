@@ -80,3 +80,24 @@ def test_packed_weights_give_the_same(
     wanted = h * (1 + np.vectorize(math.erf)(h / math.sqrt(2))) / 2
     np.testing.assert_allclose(answers["1"], wanted, rtol=0, atol=1e-5 if dtype is np.float32 else 1e-2)
     np.testing.assert_allclose(answers["0"], wanted, rtol=0, atol=1e-5 if dtype is np.float32 else 1e-2)
+
+
+def test_a_weight_of_both_branches_is_packed_once(tmp_path: Path) -> None:
+    """A merged decoder's weights are read in both branches of its `If`."""
+    text = f"""<ir_version: 9, opset_import: ["" : 20]> g (float[{ROWS},{DEEP}] x) => (float[{ROWS},{WIDE}] y)
+        <float[{DEEP},{WIDE}] w, float zero = {{0}}> {{
+      top = ReduceMax <keepdims = 0> (x)
+      c = Greater (top, zero)
+      y = If (c) <
+        then_branch = a () => (float[{ROWS},{WIDE}] p) {{ h = MatMul (x, w)  p = Gelu (h) }},
+        else_branch = b () => (float[{ROWS},{WIDE}] q) {{ i = MatMul (x, w)  q = Gelu (i) }}>
+    }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(_model(False, np.float32).graph.initializer[0])
+    onnx.save(model, tmp_path / "m.onnx")
+    mi.optimize(tmp_path / "m.onnx", tmp_path / "out", target=["cpu"], force=True)
+    np.save(tmp_path / "x.npy", np.random.default_rng(4).standard_normal((ROWS, DEEP)).astype(np.float32))
+    files = [str(tmp_path / n) for n in ("out", "x.npy", "y.npy")]
+    text = subprocess.run([sys.executable, "-c", RUN, *files], check=True, capture_output=True, text=True).stdout
+    panels = 16 * (-(-WIDE // 16) + 1)  # one of zeros ends them
+    assert json.loads(text) == [4 * DEEP * panels, 0]

@@ -224,7 +224,7 @@ public:
         if (empty) return nullptr;
         const int64_t* symbols = self->op->symbol_count > 0 ? extents : nullptr;
         if (self->cuda) return self->run_cuda(context, in, out, symbols);
-        for (int i = 0; i < max_packings; ++i) in[max_tensors + i] = self->packed[i].data;
+        for (int i = 0; i < max_packings; ++i) in[max_tensors + i] = self->packed[i] == nullptr ? nullptr : self->packed[i]->form.data;
 #if defined(MIRAGE_WITH_OPENCL)
         const opencl::Device* const device = self->op->opencl != nullptr ? opencl::Device::get() : nullptr;
         if (device != nullptr) return self->run_opencl(*device, context, in, out, symbols);
@@ -239,7 +239,7 @@ private:
     bool references;  // shapes can be read where they are
     char node[512];
     Held* held;                  // for each input; no data: it is asked for at every call
-    PackedForm packed[max_packings];
+    SharedForm* packed[max_packings];
 #if defined(MIRAGE_WITH_OPENCL)
     mutable opencl::Trial trial;
 
@@ -297,16 +297,12 @@ private:
         for (int i = 0; i < max_packings && p[i].input >= 0; ++i) {
             const Held& weight = held[p[i].input];
             if (weight.data == nullptr || !holds(weight.shape, p[i])) continue;
-            packed[i] = pack(p[i], weight.data, isa_level() == 2 && multiplies_matrices());
-            packed_bytes += packed[i].bytes;
+            packed[i] = shared_form(p[i], weight.data, isa_level() == 2 && multiplies_matrices());
         }
     }
 
     void forget_packed() {
-        for (const PackedForm& p : packed) {
-            packed_bytes -= p.bytes;
-            release(p.data);
-        }
+        for (SharedForm* const form : packed) forget(form);
     }
 
     // A status that begins with the operator and its node.

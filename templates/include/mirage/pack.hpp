@@ -210,6 +210,95 @@ inline PackedForm pack(const mirage_packing& p, const void* from, bool able = fa
 // Bytes of all packed weights that live in this process.
 inline std::atomic<uint64_t> packed_bytes{0};
 
+// ---- one form for all kernels that read a weight: layers with one weight, branches of an `If` ----------------------------
+struct SharedForm {
+    const void* from;  // where the weight lies, and
+    uint64_t content;  // what it holds: another weight may lie there before the last kernel of the one before is gone
+    mirage_packing packing;
+    bool able;
+    PackedForm form;
+    size_t kernels;
+    SharedForm* next;
+};
+inline std::atomic_flag forms_taken = ATOMIC_FLAG_INIT;
+inline SharedForm* shared_forms = nullptr;
+
+struct FormsLock {
+    FormsLock() {
+        while (forms_taken.test_and_set(std::memory_order_acquire)) {
+        }
+    }
+    ~FormsLock() { forms_taken.clear(std::memory_order_release); }
+};
+inline bool equal(const mirage_packing& p, const mirage_packing& q) {
+    return p.bytes == q.bytes && p.row == q.row && p.depth == q.depth && p.elements == q.elements && p.bits == q.bits &&
+           p.turned == q.turned && p.split == q.split;
+}
+inline uint64_t mixed(uint64_t sum, uint64_t word) {
+    sum = (sum ^ word) * 0x9e3779b97f4a7c15u;
+    return sum ^ sum >> 29;
+}
+inline uint64_t content_of(const mirage_packing& p, const void* from) {
+    const size_t bytes = p.bits != 0 ? (size_t(p.elements) * size_t(p.bits) + 7) / 8 : size_t(p.elements) * size_t(p.bytes);
+    uint64_t sums[4] = {1, 2, 3, 4}, words[4];
+    const char* const at = static_cast<const char*>(from);
+    for (size_t i = 0; i < bytes; i += sizeof words) {
+        memset(words, 0, sizeof words);
+        memcpy(words, at + i, bytes - i < sizeof words ? bytes - i : sizeof words);
+        for (int k = 0; k < 4; ++k) sums[k] = mixed(sums[k], words[k]);
+    }
+    return mixed(mixed(mixed(sums[0], sums[1]), sums[2]), sums[3]);
+}
+// A form that lives, for one more kernel; nullptr: none does. The caller has the lock.
+inline SharedForm* known_form(const SharedForm& wanted) {
+    for (SharedForm* s = shared_forms; s != nullptr; s = s->next) {
+        if (s->from == wanted.from && s->content == wanted.content && s->able == wanted.able && equal(s->packing, wanted.packing)) {
+            ++s->kernels;
+            return s;
+        }
+    }
+    return nullptr;
+}
+// The packed form of a weight, made unless it lives already; for `forget`. nullptr: no memory.
+inline SharedForm* shared_form(const mirage_packing& p, const void* from, bool able) {
+    const SharedForm wanted{from, content_of(p, from), p, able, {nullptr, 0}, 1, nullptr};
+    {
+        const FormsLock lock;
+        if (SharedForm* const known = known_form(wanted)) return known;
+    }
+    const PackedForm form = pack(p, from, able);
+    void* const memory = form.data == nullptr ? nullptr : malloc(sizeof(SharedForm));
+    if (memory == nullptr) {
+        release(form.data);
+        return nullptr;
+    }
+    const FormsLock lock;
+    if (SharedForm* const known = known_form(wanted)) {  // another thread was as far
+        release(form.data);
+        free(memory);
+        return known;
+    }
+    packed_bytes += form.bytes;
+    SharedForm* const made = static_cast<SharedForm*>(memory);
+    *made = wanted;
+    made->form = form;
+    made->next = shared_forms;
+    return shared_forms = made;
+}
+inline void forget(SharedForm* form) {
+    if (form == nullptr) return;
+    {
+        const FormsLock lock;
+        if (--form->kernels > 0) return;
+        SharedForm** at = &shared_forms;
+        while (*at != form) at = &(*at)->next;
+        *at = form->next;
+    }
+    packed_bytes -= form->form.bytes;
+    release(form->form.data);
+    free(form);
+}
+
 }  // namespace mirage
 
 #endif  // MIRAGE_PACK_HPP
