@@ -14,7 +14,7 @@ from mirage_cli.errors import ToolMissing
     short_help="Check what this machine has and what is missing.",
     examples=("mirage doctor", "mirage doctor --measure --json"),
 )
-@click.option("--measure", is_flag=True, help="Measure the CPU's rates (two seconds).")
+@click.option("--measure", is_flag=True, help="Measure the CPU's rates (some seconds).")
 @common.speaking
 def doctor(voice: Voice, measure: bool) -> int:
     """Check what this machine has: compilers, GPUs, ONNX Runtime, caches, and say how to get what is missing. Exit

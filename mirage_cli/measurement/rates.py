@@ -13,7 +13,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -316,20 +316,16 @@ def _read(both: float, work: float, overlap: float) -> float:
     return max(both - (1 - overlap) * work, both / 2)
 
 
-def _joint(work: float, read: float) -> Callable[[float], float]:
-    """The time of work and of reading by the share of the shorter one that is done at the time of the other."""
-    return lambda overlap: max(work, read) + (1 - overlap) * min(work, read)
-
-
 def _overlap(work: float, read: float, both: float) -> float:
-    """That share, where they take `both`."""
+    """The share of the shorter one of work and reading that is done at the time of the other, where they take `both`."""
     return min(1.0, max(0.0, (work + read - both) / min(work, read)))
 
 
 def _work(read: float, both: float, overlap: float) -> float:
-    """The time of work that takes `both` with what is read."""
+    """The time of work that takes `both` with what is read, at least half of that: a reading that was disturbed may say that
+    reading alone takes longer than both."""
     work = both - (1 - overlap) * read
-    return work if work >= read else (both - read) / max(1 - overlap, 0.01)
+    return max(work if work >= read else (both - read) / max(1 - overlap, 0.01), both / 2)
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ from samples.inputs import example_inputs
 from tests.optimized import SAMPLES, anew, best_isa
 
 PATHS = sorted((SAMPLES / "models").glob("*.onnx")) + sorted((SAMPLES / "operators").glob("*.onnx"))
-#: the same layers as llama and llama_decode_dynamic, written otherwise; operators that differ from another one in sizes or in
-#: a factor, all of which are searched and proved in tests/search/test_cases.py, and those that many tests optimize
-SAME = ("llama_composite", "llama_decode", "llama_opset23", "llama_traced")
+#: llama's layers as functions, and those of llama_decode_dynamic with sizes; operators that differ from another one in sizes
+#: or a factor, which are searched and proved in tests/search/test_cases.py, and those that many tests optimize
+SAME = ("llama_composite", "llama_decode")
 SAME += ("attention_scaled", "mqa", "ntrans_artifact", "qknorm_gqa_artifact", "rmsnorm_linear")
 ODD = (
     {"batch": 1, "sequence": 1, "past": 0},

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 import subprocess
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,19 @@ int main() {
     flags = ("-std=c++17", "-O1", "-march=native", "-pthread", "-I", str(templates / "include"))
     subprocess.run((*cxx.cxx.command, *flags, "products.cpp", "-o", "products"), cwd=tmp_path, check=True)
     assert subprocess.run((str(tmp_path / "products"),), check=False).returncode == 0
+
+
+def test_whatever_was_read_is_a_target() -> None:
+    """Readings that contradict one another, as those of a machine that others disturb do: none ends a run of optimize."""
+    rng = random.Random(0)
+    kinds = (*rates.PAIRED, *rates.REST)
+    for _ in range(100):
+        read = {k: 10 ** rng.uniform(-2, 2) for k in kinds}
+        library = rates._of_library(read, 10 ** rng.uniform(-7, -4))
+        panels = rates._of_panels({k: 1e9 * x for k, x in read.items()})
+        assert all(0 < x < math.inf for x in (*library.values(), *panels.values()))
+        drawn = replace(SOME, **{f.name: getattr(SOME, f.name) * 10 ** rng.uniform(-1, 1) for f in fields(SOME)[1:]})
+        changed_target(drawn.changes(), "")
 
 
 def test_what_disturbs_a_round_changes_no_ratio() -> None:
