@@ -61,9 +61,11 @@ def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims
         return asked, imported.of_original(sizes)  # of several which one is to blame nobody knows
     for name in fixed.keys() & found.names:
         option = f"--dim {name}={asked[name]}" if name in asked else "--shape"
+        others = ", ".join(f"{n}={k}" for n, k in sorted(sizes.items()) if n not in fixed and k > 1)
         raise UsageError(
             f"{option}: the model does not run at {name} {sizes[name]}: {found.problem.splitlines()[0]}",
-            f"the largest that runs is {name}={found.sizes[name]}",
+            f"the largest that runs is {name}={found.sizes[name]}"
+            + (f", where nothing is said of {others}: --dim gives these too" if others else ""),
         )
     return asked | {n: dims.Range(1, found.sizes[n], found.sizes[n]) for n in found.names}, imported.of_original(
         found.sizes

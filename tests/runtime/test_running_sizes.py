@@ -102,6 +102,21 @@ def test_a_size_that_does_not_run_is_told_at_once(path: Path, options: dict[str,
     assert told.value.hint == f"the largest that runs is seq={POSITIONS}"
 
 
+def test_sizes_that_nothing_is_said_of_are_told_beside_it(tmp_path: Path) -> None:
+    """A mask of another symbol, which is read at each position: --dim of positions alone does not help."""
+    graph = """g (float[seq, 16] x, float[total] mask) => (float[seq, 16] y) {
+        first = Constant<value = int64 {0}>() step = Constant<value = int64 {1}>() behind = Constant<value = int64[1] {1}>()
+        rows = Shape<start = 0, end = 1>(x) count = Squeeze(rows)
+        at = Range(first, count, step) own = Gather(mask, at) column = Unsqueeze(own, behind) y = Mul(x, column)
+    }"""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(UsageError, match="the model does not run at seq 2000") as told:
+        mi.optimize(tmp_path / "model.onnx", dry_run=True, target="cpu", dim="seq=2000")
+    assert told.value.hint is not None
+    assert told.value.hint.endswith("where nothing is said of total=1024: --dim gives these too")
+
+
 def test_sizes_that_no_input_has_are_those_of_a_run(tmp_path: Path) -> None:
     graph = """g (float[batch, seq, 16] x) => (float[a, b, 16] y) {
         kept = Compress <axis = 1> (x, chosen)
