@@ -46,21 +46,7 @@ DEEP = 4  #: times as many summed positions of long sums, as in feed-forward lay
 ROUNDS = 5  #: of what is done in turns
 SMALL = 2  #: readings of small pages by all cores and by one, of which the fastest counts
 PAIRED = ("c", "few", "f", "m", "many")  #: products that tell how fast a round is: letters of rates.cpp, and words
-REST = (
-    "o",
-    "a",
-    "x",
-    "p",
-    "q",
-    "one",
-    "single",
-    "s",
-    "long",
-    "held",
-    "least",
-    "alone",
-    "split",
-)  #: what else there is in each
+REST = (*"oaxpq", "one", "single", "s", "long", "held", "least", "alone", "split")  #: what else there is in each
 PEAKS = ("o", "a", "x")  #: what nothing makes faster than a machine is: the fastest reading counts
 TURNS = 3  #: of what is found by going on
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
@@ -148,8 +134,7 @@ class Rates:
             FEW_ROWS * flops / self.library_few,
             ROWS * flops / self.library,
         )
-        overlap = _overlap(held, _moved(FEW_ROWS) / read, few)
-        row, weight = _of_row(_moved(ROWS) / read, held, many, overlap)
+        overlap, row, weight = _of_products((_moved(FEW_ROWS) / read, _moved(ROWS) / read), held, few, many)
         return {
             "library_rate": min(1.0, flops / row / self.all_cores),
             "library_half": weight / row,
@@ -166,8 +151,7 @@ class Rates:
             FEW_ROWS * flops / self.panels_cold,
             ROWS * flops / self.panels,
         )
-        overlap = _overlap(few, read, cold)
-        row, panel = _of_row(read, few, many, overlap)
+        overlap, row, panel = _of_products((read, read), few, cold, many)
         return {
             "panel_rate": min(1.0, flops / row / self.all_cores),
             "panel_half": panel / row,
@@ -272,8 +256,8 @@ def _of_library(rate: Mapping[str, float], start: float) -> dict[str, float]:
     held = min(few, LAYERS / HELD * max(1 / rate["held"] - HELD * start, 0.5 / rate["held"]))
     read = one
     for _ in range(TURNS):
-        overlap = _overlap(held, read * _moved(FEW_ROWS) / WEIGHTS, few)
-        row, weight = _of_row(read * _moved(ROWS) / WEIGHTS, held, many, overlap)
+        moved = read * _moved(FEW_ROWS) / WEIGHTS, read * _moved(ROWS) / WEIGHTS
+        overlap, row, weight = _of_products(moved, held, few, many)
         read = _read(one, row + weight, overlap)
     flops = WEIGHTS / 2  # of a row
     return {
@@ -297,18 +281,19 @@ def _of_panels(rate: Mapping[str, float]) -> dict[str, float]:
     one, few, cold, many = (n * flops / rate[k] for k, n in (("p", 1), ("f", FEW_ROWS), ("c", FEW_ROWS), ("m", ROWS)))
     read = one
     for _ in range(TURNS):
-        overlap = _overlap(few, read, cold)
-        row, panel = _of_row(read, few, many, overlap)
+        overlap, row, panel = _of_products((read, read), few, cold, many)
         read = _read(one, row + panel, overlap)
     alone = _read(flops / rate["q"], cores() * (row + panel), overlap)
     return {"large_pages": WEIGHTS / read, "one_large_pages": WEIGHTS / alone}
 
 
-def _of_row(read: float, few: float, many: float, overlap: float) -> tuple[float, float]:
-    """(seconds of a row, of what rows do not add to) of products of FEW_ROWS rows from caches and ROWS rows from memory."""
-    work = _work(read, many, overlap)
-    row = max(work - few, work / 2) / (ROWS - FEW_ROWS)
-    return row, max(few - FEW_ROWS * row, 0.0)
+def _of_products(read: tuple[float, float], held: float, few: float, many: float) -> tuple[float, float, float]:
+    """(share of `_overlap`, seconds of a row, of what rows do not add to) of products that take `held` for FEW_ROWS rows with
+    weights from caches, and `few` and `many` for as many and for ROWS rows where `read` is the time of reading from memory."""
+    overlap = _overlap(held, read[0], few)
+    work = _work(read[1], many, overlap)
+    row = max(work - held, work / 2) / (ROWS - FEW_ROWS)
+    return overlap, row, max(held - FEW_ROWS * row, 0.0)
 
 
 def _read(both: float, work: float, overlap: float) -> float:

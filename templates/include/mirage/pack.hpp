@@ -113,12 +113,16 @@ constexpr size_t piece_line = 64;                 // bytes in front of a piece, 
 inline std::atomic_flag chunks_taken = ATOMIC_FLAG_INIT;
 inline Chunk* last_chunk = nullptr;
 
-struct ChunksLock {
-    ChunksLock() {
-        while (chunks_taken.test_and_set(std::memory_order_acquire)) {
+// Has what `taken` guards for as long as it lives.
+struct Lock {
+    std::atomic_flag& taken;
+    explicit Lock(std::atomic_flag& flag) : taken(flag) {
+        while (taken.test_and_set(std::memory_order_acquire)) {
         }
     }
-    ~ChunksLock() { chunks_taken.clear(std::memory_order_release); }
+    ~Lock() { taken.clear(std::memory_order_release); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
 };
 inline Chunk* new_chunk(size_t bytes) {
     const size_t size = bytes <= chunk_size ? chunk_size : (bytes + large_page - 1) / large_page * large_page;
@@ -139,7 +143,7 @@ inline void* pages(size_t bytes) {
     if (bytes < small_piece) {
         if (posix_memalign(&memory, 64, whole) != 0) return nullptr;
     } else {
-        const ChunksLock lock;
+        const Lock lock(chunks_taken);
         if (last_chunk == nullptr || last_chunk->size - last_chunk->used < whole) {
             Chunk* const made = new_chunk(piece_line + whole);
             if (made == nullptr) return nullptr;
@@ -158,7 +162,7 @@ inline void release(void* piece) {
     void* const memory = static_cast<char*>(piece) - piece_line;
     Chunk* const chunk = *static_cast<Chunk**>(memory);
     if (chunk == nullptr) return free(memory);
-    const ChunksLock lock;
+    const Lock lock(chunks_taken);
     if (--chunk->pieces > 0) return;
     if (chunk == last_chunk) last_chunk = nullptr;
     free(chunk);
@@ -223,13 +227,6 @@ struct SharedForm {
 inline std::atomic_flag forms_taken = ATOMIC_FLAG_INIT;
 inline SharedForm* shared_forms = nullptr;
 
-struct FormsLock {
-    FormsLock() {
-        while (forms_taken.test_and_set(std::memory_order_acquire)) {
-        }
-    }
-    ~FormsLock() { forms_taken.clear(std::memory_order_release); }
-};
 inline bool equal(const mirage_packing& p, const mirage_packing& q) {
     return p.bytes == q.bytes && p.row == q.row && p.depth == q.depth && p.elements == q.elements && p.bits == q.bits &&
            p.turned == q.turned && p.split == q.split;
@@ -263,7 +260,7 @@ inline SharedForm* known_form(const SharedForm& wanted) {
 inline SharedForm* shared_form(const mirage_packing& p, const void* from, bool able) {
     const SharedForm wanted{from, content_of(p, from), p, able, {nullptr, 0}, 1, nullptr};
     {
-        const FormsLock lock;
+        const Lock lock(forms_taken);
         if (SharedForm* const known = known_form(wanted)) return known;
     }
     const PackedForm form = pack(p, from, able);
@@ -272,7 +269,7 @@ inline SharedForm* shared_form(const mirage_packing& p, const void* from, bool a
         release(form.data);
         return nullptr;
     }
-    const FormsLock lock;
+    const Lock lock(forms_taken);
     if (SharedForm* const known = known_form(wanted)) {  // another thread was as far
         release(form.data);
         free(memory);
@@ -288,7 +285,7 @@ inline SharedForm* shared_form(const mirage_packing& p, const void* from, bool a
 inline void forget(SharedForm* form) {
     if (form == nullptr) return;
     {
-        const FormsLock lock;
+        const Lock lock(forms_taken);
         if (--form->kernels > 0) return;
         SharedForm** at = &shared_forms;
         while (*at != form) at = &(*at)->next;
