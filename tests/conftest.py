@@ -11,7 +11,7 @@ import pytest
 from mirage_cli.backends import toolchain
 from mirage_cli.errors import ToolMissing
 from mirage_cli.machine import load
-from mirage_cli.processes import isolation
+from mirage_cli.processes import COLLECTED, isolation
 from tests import forked
 from tests.optimized import cache, cache_folder, copied, one_isa, optimized, own_cache, shared_folder
 
@@ -25,7 +25,9 @@ hypothesis.settings.load_profile("mirage")
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays until the end: the garbage collector, which timing calls, need not go through it each time."""
+    """Garbage is collected as often as in the program itself, and what was collected by pytest stays until the end: the
+    collector, which timing calls, need not go through it each time."""
+    gc.set_threshold(*COLLECTED)
     gc.collect()
     gc.freeze()
 
