@@ -101,11 +101,16 @@ def place_axes(program: Program) -> frozenset[str]:
     )
 
 
-def stored_elements(source: Source, size: Callable[[Extent], int]) -> int:
-    """Elements that there are in memory of a source: of chosen rows no more than the table has."""
+def stored_elements(source: Source, size: Callable[[Extent], Any]) -> Any:
+    """Elements that there are in memory of a source: of chosen rows no more than the table has. An array where sizes are."""
     dims = [size(e) for e in source.dims]
     elements = math.prod(dims)
-    return min(elements, math.prod((c.rows, *dims[c.lead :]))) if (c := source.chosen) else elements
+    return least(elements, math.prod((c.rows, *dims[c.lead :]))) if (c := source.chosen) else elements
+
+
+def least(a: Any, b: Any) -> Any:
+    """The lesser of two numbers, or of arrays of them one by one."""
+    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
 
 
 def numbered(sources: Sequence[Source]) -> tuple[Source, ...]:

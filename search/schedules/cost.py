@@ -18,7 +18,7 @@ import numpy as np
 
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.dtypes import I8, DType
-from mirage_cli.lax.ir.parts import stored_elements
+from mirage_cli.lax.ir.parts import least, stored_elements
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.hidden import limits
 from mirage_cli.search.mugraph.mugraph import BODY, EXTREMES, BlockGraph, BlockOp
@@ -114,7 +114,7 @@ class CostModel:
         self.sizes, self.once = sizes, once
         self.extents: dict[str, Any] = {a.name: number(a.extent, sizes) for a in self.p.axes}
 
-    def at(self, sizes: Mapping[str, int]) -> CostModel:
+    def at(self, sizes: Mapping[str, Any]) -> CostModel:
         """The same with other sizes of symbols."""
         other = copy.copy(self)
         other._take(sizes, bytes_once(self.p, sizes))
@@ -122,10 +122,7 @@ class CostModel:
 
     def over(self, at: Sequence[Mapping[str, int]]) -> CostModel:
         """The same for batches of schedules, the k-th with the k-th sizes of symbols."""
-        other = copy.copy(self)
-        sizes = {n: np.array([float(s.get(n, TYPICAL)) for s in at]) for n in self.p.symbols}
-        other._take(sizes, np.array([bytes_once(self.p, s) for s in at]))
-        return other
+        return self.at({n: np.array([float(s.get(n, TYPICAL)) for s in at]) for n in self.p.symbols})
 
     def left(self, o: BlockOp) -> str | None:
         """The operand of a product whose free axes become rows whatever their number (see `Shapes.sides`); None if that is
@@ -151,7 +148,7 @@ class CostModel:
         return bool(estimate.parallel(estimate.task_us())[0])
 
     def floor(self) -> float:
-        """The least time that the fragment can take."""
+        """The least time that the fragment can take; an array where sizes are."""
         return floor_us(self.p, self.t, self.sizes)
 
 
@@ -162,6 +159,7 @@ class _Estimate:
         self.m, self.t, self.g, self.axes, self.s = model, model.t, model.g, model.axes, schedules
         self.extents, self.ones = model.extents, np.ones_like(schedules.loop)
         self.counts: dict[tuple[frozenset[str], bool], Floats] = {}
+        self.shares: dict[frozenset[str], Floats] = {}
         self.blocks = self.ones
         for a, t in schedules.tiles.items():
             self.blocks = self.blocks * np.ceil(self.extents[a] / t)
@@ -201,10 +199,11 @@ class _Estimate:
 
     def partial(self, axes: Set[str]) -> Floats:
         """The share of a tile that exists in the mean: the last one along an axis may be partial, and a CPU does no more."""
-        share = self.ones
-        for a in () if self.t.threaded else sorted(self.s.tiles.keys() & axes - {self.g.loop}):
+        tiled = frozenset(() if self.t.threaded else self.s.tiles.keys() & axes - {self.g.loop})
+        share = self.shares.setdefault(tiled, self.ones)
+        for a in sorted(tiled) if share is self.ones else ():
             tile = np.minimum(self.s.tiles[a], self.extents[a])
-            share = share * self.extents[a] / (np.ceil(self.extents[a] / tile) * tile)
+            share = self.shares[tiled] = share * self.extents[a] / (np.ceil(self.extents[a] / tile) * tile)
         return share
 
     def mean(self, axes: frozenset[str], phase: str) -> Floats:
@@ -237,9 +236,9 @@ class _Estimate:
             if o.op == "load":
                 dtype = self.m.source[o.source_value or ""].dtype
                 bytes_ = n * dtype.size
-                runs = self.segment(o)
-                traffic = traffic + bytes_ * repeat * (sectors(*runs) if self.t.threaded else 1.0)
-                alone = alone + n * repeat * by_elements(*runs)
+                runs = self.segment(o) if self.t.threaded else None
+                traffic = traffic + bytes_ * repeat * (sectors(*runs) if runs else 1.0)
+                alone = alone + n * repeat * (by_elements(*runs) if runs else 0.0)
                 if o.name in self.m.words:
                     continue  # read where sessions have packed them
                 if dtype.per_byte > 1:
@@ -444,15 +443,15 @@ class _Estimate:
         return t.launch_us + c.slower * slowest
 
 
-def bytes_once(program: Program, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
-    """Bytes of what a program reads and writes, each source once; sources in parts are written too."""
+def bytes_once(program: Program, sizes: Mapping[str, Any] = MappingProxyType({})) -> float:
+    """Bytes of what a program reads and writes, each source once, sources in parts twice. An array where sizes are."""
     extents = {a.name: number(a.extent, sizes) for a in program.axes}
     total, read = 0.0, dict[int, float]()
     for i in program.inputs:
         read[i.source] = read.get(i.source, 0.0) + math.prod(extents[a] for a in program.axes_of(i.name))
     for k, count in read.items():
         source = program.sources[k]
-        total += min(count, stored_elements(source, lambda e: number(e, sizes))) * source.dtype.size
+        total += least(count, stored_elements(source, lambda e: number(e, sizes))) * source.dtype.size
     return total + bytes_written(program, sizes)
 
 
@@ -468,7 +467,7 @@ def bytes_in_parts(program: Program, sizes: Mapping[str, Any] = MappingProxyType
 
 
 def products(
-    program: Program, sizes: Mapping[str, int] = MappingProxyType({}), target: Target | None = None
+    program: Program, sizes: Mapping[str, Any] = MappingProxyType({}), target: Target | None = None
 ) -> dict[str, float]:
     """Multiply-adds of a program's contractions, times two, for each type in which it multiplies: integers of 8 bits where
     weights say that their products round, and a target has a rate for them."""
@@ -486,15 +485,15 @@ def products(
     return flops
 
 
-def floor_us(program: Program, target: Target, sizes: Mapping[str, int] = MappingProxyType({})) -> float:
-    """The least time that a program can take: its bytes once, or its matrix products at the full rate."""
+def floor_us(program: Program, target: Target, sizes: Mapping[str, Any] = MappingProxyType({})) -> float:
+    """The least time that a program can take: its bytes once, or its products at the full rate. An array where sizes are."""
     cores = target.units if not target.threaded else 1  # a CPU's rates are those of one core
-    compute = math.fsum(
-        f / (target.rate(DType(name, 0, "float")) * cores) for name, f in products(program, sizes, target).items()
-    )
-    return max(bytes_once(program, sizes) / target.bandwidth, compute) * 1e6
+    flops = products(program, sizes, target).items()
+    compute = sum(f / (target.rate(DType(name, 0, "float")) * cores) for name, f in flops)
+    longest: float = -least(-bytes_once(program, sizes) / target.bandwidth, -compute) * 1e6
+    return longest
 
 
 def number(e: ex.Extent, sizes: Mapping[str, Any] = MappingProxyType({})) -> int:
     """An extent as a number for estimates (or an array, as sizes are); a symbol without a size counts as `TYPICAL`."""
-    return e if isinstance(e, int) else ex.value(e, {n: sizes.get(n, TYPICAL) for n in ex.names(e)})
+    return e.factor * math.prod([sizes.get(n, TYPICAL) for n in e.names]) if isinstance(e, ex.Symbolic) else e

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from mirage_cli.errors import Refused
 from mirage_cli.lax.ir.parts import place_axes
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.mugraph.mugraph import BODY, BlockGraph
-from mirage_cli.search.schedules.cost import Batch, CostModel, floor_us, number, repeated
+from mirage_cli.search.schedules.cost import Batch, CostModel, number, repeated
 from mirage_cli.search.schedules.model import Model
 from mirage_cli.search.schedules.products import Floats
 from mirage_cli.search.schedules.schedule import Prediction, Ranked, Schedule
@@ -88,17 +87,13 @@ class BlockModel(Model):
         if not batch_axes(program, graph) <= set(graph.grid):
             raise Refused("a batch of products that the grid does not split")
         self.model, self.target = CostModel(program, graph, target, sizes), target
+        self.space = schedule_space(program, graph, target)  # that are worth a prediction, whatever the sizes
 
     def at(self, sizes: Mapping[str, int]) -> BlockModel:
         """The same with other sizes of symbols."""
         other = copy.copy(self)
         other.model = self.model.at(sizes)
         return other
-
-    @cached_property
-    def space(self) -> Batch:
-        """All schedules that are worth a prediction."""
-        return schedule_space(self.model.p, self.model.g, self.target)
 
     def _beyond(self, space: Batch) -> Floats:
         """At most how many times the predicted memory a CPU's thread takes: a tile longer than an axis is at these sizes is
@@ -119,8 +114,8 @@ class BlockModel(Model):
 
     def predictions(self, schedule: Schedule, at: Sequence[Mapping[str, int]]) -> list[Prediction]:
         """The predictions for a schedule at several sizes of symbols, all at once."""
-        found = self.model.over(at).predict_all(repeated(schedule, len(at)))
-        floors = [floor_us(self.model.p, self.target, sizes) for sizes in at]
+        model = self.model.over(at)
+        found, floors = model.predict_all(repeated(schedule, len(at))), np.broadcast_to(model.floor(), len(at)).tolist()
         each = zip(found.us.tolist(), found.shared.tolist(), floors, found.moved.tolist(), strict=True)
         return [Prediction(us, int(shared), floor, moved) for us, shared, floor, moved in each]
 
