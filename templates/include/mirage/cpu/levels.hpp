@@ -118,7 +118,7 @@ template <int BITS>
 // Sums of ROWS of bytes, `pitch` apart, with BLOCK_COLS columns from j on; a row of them after the other.
 template <class Sum, int ROWS, class C>
 MIRAGE_INLINE void level_sums(uint32_t* to, const int8_t* x, int64_t pitch, const C& b, int64_t j, int depth) {
-    constexpr int VECTORS = ROWS <= 4 ? 2 : 1;
+    constexpr int VECTORS = ROWS <= (LANES == 8 && C::Number::BITS == 8 ? 2 : 4) ? 2 : 1;
     for (int v = 0; v < BLOCK_COLS / LANES; v += VECTORS) {
         const uint32_t* from[VECTORS];
         for (int w = 0; w < VECTORS; ++w) from[w] = b.words(j + (v + w) * LANES, 0);

@@ -21,6 +21,14 @@ inline namespace MIRAGE_ISA {
 constexpr int UNIT = 32;                            // positions whose products fit 16 bits where there are no wider sums
 constexpr int TALL = LANES == 16 ? 12 : LANES == 8 ? 4 : 2;  // rows that meet a word in registers
 constexpr int LINE = 16;                            // positions that are rounded at a time
+// Loops whose sums stay in registers, which would be indexed otherwise. Compilers with more registers see to it themselves.
+#if !defined(__AVX2__) || defined(__AVX512F__)
+#define MIRAGE_UNROLLED
+#elif defined(__clang__)
+#define MIRAGE_UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define MIRAGE_UNROLLED _Pragma("GCC unroll 16")
+#endif
 
 // Activations, and room for them in bytes: `rounded_bytes` in codegen/cpu/statements.py says how much.
 struct Rounded {
@@ -141,8 +149,11 @@ template <int BITS>
 // more than UNIT positions are added.
 template <int BITS>
 struct Loops {
+    using Four = const int8_t*;
+    static constexpr bool LONE = false, WIDE = false;
     Ints sum;
-    MIRAGE_MEMBER void add(Words q, const int8_t* x) {
+    MIRAGE_MEMBER static Four four(const int8_t* x) { return x; }
+    MIRAGE_MEMBER void add(Words q, Four x) {
         for (int i = 0; i < 4; ++i) {
             const Words part = (q >> (8 * i)) & 255u;
             Ints whole;
@@ -159,25 +170,44 @@ typedef short Pairs __attribute__((vector_size(LANES * 4)));
 #if !defined(__AVX512F__)
 MIRAGE_INLINE Pairs times(Chars q, Chars x) { return __builtin_ia32_pmaddubsw256(q, x); }
 MIRAGE_INLINE Ints joined(Pairs x, Pairs y) { return __builtin_ia32_pmaddwd256(x, y); }
-#elif defined(__clang__)
+// With 16 registers, products are made where they are written down: compilers make all first, and keep them in memory.
+MIRAGE_INLINE Chars of_four(const int8_t* x) {
+    typedef int8_t Four[4];
+    Chars of;
+    __asm__ volatile("vpbroadcastd %1, %0" : "=x"(of) : "m"(*reinterpret_cast<const Four*>(x)));
+    return of;
+}
+MIRAGE_INLINE void made(Pairs& x) { __asm__ volatile("" : "+x"(x)); }
+#else
+#if defined(__clang__)
 MIRAGE_INLINE Pairs times(Chars q, Chars x) { return __builtin_ia32_pmaddubsw512(q, x); }
 MIRAGE_INLINE Ints joined(Pairs x, Pairs y) { return __builtin_ia32_pmaddwd512(x, y); }
 #else
 MIRAGE_INLINE Pairs times(Chars q, Chars x) { return __builtin_ia32_pmaddubsw512_mask(q, x, Pairs{}, 0xffffffffu); }
 MIRAGE_INLINE Ints joined(Pairs x, Pairs y) { return __builtin_ia32_pmaddwd512_mask(x, y, Ints{}, 0xffffu); }
 #endif
+MIRAGE_INLINE Chars of_four(const int8_t* x) {
+    uint32_t bytes;
+    std::memcpy(&bytes, x, sizeof bytes);
+    return reinterpret_cast<Chars>(Words{} + bytes);
+}
+MIRAGE_INLINE void made(Pairs&) {}
+#endif
 // The same in 16 bits, which hold the sums of a UNIT of numbers below 16; bytes are two of these.
 template <int BITS>
 struct InPairs {
+    using Four = Chars;
+    static constexpr bool LONE = LANES == 8, WIDE = LONE && BITS < 8;  // registers hold sums of TALL rows with two vectors
     Ints sum;
     Pairs low, high;
-    MIRAGE_MEMBER void add(Words q, const int8_t* x) {
-        int32_t bytes;
-        std::memcpy(&bytes, x, sizeof bytes);
-        const Words below = BITS == 8 ? q & 0x0f0f0f0fu : q;
-        const Chars four = reinterpret_cast<Chars>(Words{} + static_cast<uint32_t>(bytes));
-        low += times(reinterpret_cast<Chars>(below), four);
-        if (BITS == 8) high += times(reinterpret_cast<Chars>((q >> 4) & 0x0f0f0f0fu), four);
+    MIRAGE_MEMBER static Four four(const int8_t* x) { return of_four(x); }
+    MIRAGE_MEMBER static void add(Pairs& to, Words q, Four x) {
+        to += times(reinterpret_cast<Chars>(q), x);
+        made(to);
+    }
+    MIRAGE_MEMBER void add(Words q, Four x) {
+        add(low, BITS == 8 ? q & 0x0f0f0f0fu : q, x);
+        if (BITS == 8) add(high, (q >> 4) & 0x0f0f0f0fu, x);
     }
     MIRAGE_MEMBER void close() {
         sum += joined(low, Pairs{} + short(1));
@@ -194,10 +224,13 @@ using Sums = Loops<BITS>;
 #if defined(__AVX512F__)
 // The same with AVX512-VNNI, which some processors with AVX-512 lack.
 struct InFours {
+    using Four = const int8_t*;
+    static constexpr bool LONE = false, WIDE = false;
     Ints sum;
-    MIRAGE_MEMBER void add(Words q, const int8_t* x) {
-        typedef int8_t Four[4];
-        __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(q), "m"(*reinterpret_cast<const Four*>(x)));
+    MIRAGE_MEMBER static Four four(const int8_t* x) { return x; }
+    MIRAGE_MEMBER void add(Words q, Four x) {
+        typedef int8_t Bytes4[4];
+        __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(q), "m"(*reinterpret_cast<const Bytes4*>(x)));
     }
     MIRAGE_MEMBER void close() {}
 };
@@ -218,17 +251,23 @@ struct ByteSums {
     static constexpr int SUMS = LANES == 16 ? (SOME < 4 ? 4 : SOME < 8 ? 2 : 1) : SOME < 4 ? 8 / BITS : 1;
     Sum sum[SUMS][ROWS][VECTORS];
 
-    // with word `n` of so many; those `ahead` are fetched to the second-level cache, or the next ones to the first-level one
-    template <bool APART>
+    // with word `n` of so many; those so many bytes `ahead` are fetched to the second-level cache
     MIRAGE_MEMBER void step(int n, const uint32_t** from, const int8_t* x, int64_t pitch, int64_t ahead) {
+        Words word[VECTORS];
         for (int v = 0; v < VECTORS; ++v) {
-            if (v * LANES % PANEL == 0 && !APART) __builtin_prefetch(reinterpret_cast<const char*>(from[v]) + FETCHED);
-            if (v * LANES % PANEL == 0 && APART) __builtin_prefetch(from[v] + ahead, 0, 2);
-            const Words word = load_words(from[v]);
+            if (v * LANES % PANEL == 0) __builtin_prefetch(reinterpret_cast<const char*>(from[v]) + ahead, 0, 2);
+            word[v] = load_words(from[v]);
             from[v] += PANEL;
-            for (int g = 0; g < 8 / BITS; ++g) {
-                const Words bytes = BITS == 8 ? word : (word >> (g * BITS)) & (0x01010101u * uint32_t(Q::LOW));
-                for (int r = 0; r < ROWS; ++r) sum[(n * (8 / BITS) + g) % SUMS][r][v].add(bytes, x + r * pitch + 4 * g);
+        }
+        MIRAGE_UNROLLED
+        for (int g = 0; g < 8 / BITS; ++g) {
+            Words bytes[VECTORS];
+            for (int v = 0; v < VECTORS; ++v)
+                bytes[v] = BITS == 8 ? word[v] : (word[v] >> (g * BITS)) & (0x01010101u * uint32_t(Q::LOW));
+            MIRAGE_UNROLLED
+            for (int r = 0; r < ROWS; ++r) {
+                const auto four = Sum::four(x + r * pitch + 4 * g);
+                for (int v = 0; v < VECTORS; ++v) sum[(n * (8 / BITS) + g) % SUMS][r][v].add(bytes[v], four);
             }
         }
     }
@@ -237,15 +276,16 @@ struct ByteSums {
             for (int r = 0; r < ROWS; ++r)
                 for (int v = 0; v < VECTORS; ++v) sum[s][r][v].close();
     }
+    MIRAGE_MEMBER void unit(const uint32_t** from, const int8_t* x, int64_t pitch, int64_t ahead) {
+        MIRAGE_UNROLLED
+        for (int n = 0; n < UNIT / PER; ++n) step(n, from, x + n * PER, pitch, ahead);
+        close();
+    }
     // over `left` positions from words `from` on, which move behind them
-    template <bool APART = false>
-    MIRAGE_MEMBER void run(const uint32_t** from, const int8_t* x, int64_t pitch, int left, int64_t ahead = 0) {
-        for (; left >= UNIT; left -= UNIT) {
-            for (int n = 0; n < UNIT / PER; ++n, x += PER) step<APART>(n, from, x, pitch, ahead);
-            close();
-        }
+    MIRAGE_MEMBER void run(const uint32_t** from, const int8_t* x, int64_t pitch, int left, int64_t ahead = FETCHED) {
+        for (; left >= UNIT; left -= UNIT, x += UNIT) unit(from, x, pitch, ahead);
         if (left <= 0) return;
-        for (; left > 0; left -= PER, x += PER) step<APART>(0, from, x, pitch, ahead);
+        for (; left > 0; left -= PER, x += PER) step(0, from, x, pitch, ahead);
         close();
     }
     MIRAGE_MEMBER Ints total(int r, int v) const {
@@ -264,16 +304,16 @@ MIRAGE_INLINE void rounded_block(Result c, const Lines& a, int i, const C& b, in
     b.begin(from, zeros, scales, j);
     constexpr int PANELS = VECTORS * LANES < PANEL ? 1 : VECTORS * LANES / PANEL;
     const bool apart = more && depth < b.x.numbers.deep;
-    const int64_t ahead = apart ? b.words_ahead(PANELS) : 0;
+    const int64_t ahead = apart ? b.words_ahead(PANELS) * 4 : FETCHED;
     Vector total[ROWS][VECTORS] = {};
     Parts parts = b.parts(0);
     for (int at = 0, part = 0, n = 0; at < depth; at += part, ++n) {
         part = parts.next(depth - at);
         ByteSums<Sum, typename C::Number, ROWS, VECTORS> sums = {};
-        if (apart) {
-            sums.template run<true>(from, a.at(i, at), a.pitch, part, ahead);
+        if (Sum::LONE && part == UNIT) {
+            sums.unit(from, a.at(i, at), a.pitch, ahead);
         } else {
-            sums.run(from, a.at(i, at), a.pitch, part);
+            sums.run(from, a.at(i, at), a.pitch, part, ahead);
         }
         for (int v = 0; v < VECTORS; ++v) {
             if (apart && v * LANES % PANEL == 0) scales[v].fetch(parts.block, b.scales_ahead(PANELS));
@@ -295,7 +335,7 @@ MIRAGE_INLINE constexpr int rounded_rows(int rows) {
 template <class Sum, int SIZE, class C>
 MIRAGE_INLINE void rounded_block_of(int rows, Result c, const Lines& a, int i, const C& b, int64_t j, int depth, bool more) {
     if (SIZE == 1 || rows == SIZE) {
-        constexpr int VECTORS = SIZE == 1 ? ALONE : SIZE == 2 ? 2 : 1;
+        constexpr int VECTORS = SIZE == 1 ? ALONE : SIZE == 2 || Sum::WIDE ? 2 : 1;
         for (int v = 0; v < BLOCK_COLS / LANES; v += VECTORS)
             rounded_block<Sum, SIZE, VECTORS>({c.data + v * LANES, c.row, c.fresh}, a, i, b, j + v * LANES, depth,
                                               more || v + VECTORS < BLOCK_COLS / LANES);
