@@ -146,8 +146,9 @@ static void meet() {
 }
 static long least(long x, long y) { return x < y ? x : y; }
 static Weights kept;
-static long products() {  // what caches hold is read as fast from the beginning
-  const long held = least(WEIGHTS, share * threads) / (SIDE * SIDE * 4) / (kept == AS_STORED ? 3 : 1);
+template <int ROWS>
+static long products() {  // what caches hold is read as fast from the beginning, and many rows take long
+  const long held = least(WEIGHTS, share * threads) / (SIDE * SIDE * 4) / (kept == AS_STORED ? 3 : ROWS > FEW ? 2 : 1);
   return held < 1 ? 1 : held;
 }
 template <int ROWS, bool STORED>
@@ -155,7 +156,7 @@ static void multiply_rows(long thread) {
   const auto rows = mirage::operand(given, SIDE, 1);
   const int each = (SIDE / STRIP + threads - 1) / threads * STRIP;
   const int first = least(SIDE, thread * each), columns = least(SIDE - first, each);
-  for (long n = 0; n < products(); n++, meet()) {
+  for (long n = 0; n < products<ROWS>(); n++, meet()) {
     const float* const all = reinterpret_cast<float*>(memory) + (kept == FROM_MEMORY ? n * SIDE * SIDE : 0);
     if constexpr (STORED)
       mirage::contract<mirage::Known<ROWS, ROWS, STRIP, SIDE, 1, 1, SIDE>>(
@@ -240,7 +241,7 @@ template <int ROWS, Weights KIND>
 static double rows_multiplied() {
   array(MADV_HUGEPAGE);
   kept = KIND;
-  return 2.0 * ROWS * SIDE * SIDE * products() / seconds<multiply_rows<ROWS, KIND == AS_STORED>>(threads);
+  return 2.0 * ROWS * SIDE * SIDE * products<ROWS>() / seconds<multiply_rows<ROWS, KIND == AS_STORED>>(threads);
 }
 
 // Multiply-adds, times two, of one core and of all at once, and such that are split for matrix instructions; bytes that all read of

@@ -1,7 +1,8 @@
 """The rates of this machine's CPU: what its cores compute and read, what onnxruntime's products reach, what an operator costs.
 
-They are measured once, in some seconds, and kept with what they are of: the processor, the cores that may be used,
+They are measured once, in some two seconds, and kept with what they are of: the processor, the cores that may be used,
 onnxruntime, and how it is measured. On a machine that others use they would be wrong for good, so they are not measured there.
+What is measured again stands beside what was read before: rates are those of all readings that are kept.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from mirage_cli.search.schedules import architectures
 
 VARIABLE = "MIRAGE_RATES"  #: `file` for the numbers of the target's file, whatever the machine
 FOLDER = "rates"  #: in the user's cache
+LOADED = "this machine is loaded: others take {:.0%} of its processors"
+WAITED = 0.1  #: seconds in which nothing is done, to see whether others do
 SECONDS = 60.0  #: for the program to be compiled, and to run
 MARGIN = 1.03  #: how much faster than the original a fragment has to be predicted by rates that were measured
 LARGEST = 1 << 28  #: bytes of the array that is read, at most
@@ -43,7 +46,8 @@ WEIGHTS = 4.0 * LAYERS * WIDTH * WIDTH  #: bytes of them
 FEW_ROWS, ROWS = 16, 128  #: of these, and of packed products in rates.cpp
 HELD = 4  #: such products whose weights caches hold
 DEEP = 4  #: times as many summed positions of long sums, as in feed-forward layers
-ROUNDS = 5  #: of what is done in turns
+ROUNDS = 4  #: of what is done in turns
+READINGS = 6  #: how many are kept: each of so many rounds
 SMALL = 2  #: readings of small pages by all cores and by one, of which the fastest counts
 PAIRED = ("c", "few", "f", "m", "many")  #: products that tell how fast a round is: letters of rates.cpp, and words
 REST = (*"oaxpq", "one", "single", "s", "long", "held", "least", "alone", "split")  #: what else there is in each
@@ -52,6 +56,23 @@ TURNS = 3  #: of what is found by going on
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
 LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
 AGAIN = {"least": 40, "alone": 8, "split": 8, "held": 6}  #: runs of short chains, of which the fastest counts
+#: of what waits for memory the median counts of so many, behind a first that finds threads asleep and pages forgotten
+WARM = {"one": 4, "single": 2, "few": 3, "p": 3, "q": 2, "c": 2}
+SHORTER = {
+    "many": 2,
+    "long": 3,
+}  #: chains that are so many times shorter: with many rows it matters little what caches hold
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read at one time: bytes a second of small pages by all cores and by one, and in each round how often a second
+    each kind of work is done, or how much of it."""
+
+    cores: int
+    small: float
+    one: float
+    rounds: tuple[dict[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +183,12 @@ class Rates:
 def kept() -> Rates | None:
     """What was measured of this machine earlier, if anything."""
     folder = _folder()
-    store = Kept(folder) if folder is not None and folder.is_dir() else None  # none is made for a look
-    data = None if store is None else store.get(_name())
-    return None if data is None else codec.checked(data, Rates)
+    readings = _readings(Kept(folder)) if folder is not None and folder.is_dir() else ()  # none is made for a look
+    return of(readings) if readings else None
 
 
 def found(compiler: Tool, anew: bool = False) -> tuple[Rates | None, str]:
-    """(what is known of this machine, measured now where it was not, or `anew`; why nothing is)."""
+    """(what is known of this machine, measured now where nothing is, and once more if `anew`; why nothing is)."""
     if os.environ.get(VARIABLE) == "file":
         return None, f"{VARIABLE} is file"
     if not anew and (known := kept()) is not None:
@@ -177,19 +197,26 @@ def found(compiler: Tool, anew: bool = False) -> tuple[Rates | None, str]:
     store = None if folder is None else Kept(folder)
     if store is None or not store.usable:
         return None, "there is no folder of the user's own to keep them in"
-    taken = load.busy()
-    if taken > load.LOADED:
-        return None, f"this machine is loaded: others take {taken:.0%} of its processors"
+    if (taken := load.busy(WAITED)) > load.LOADED:
+        return None, LOADED.format(taken)
+    others = load.others()
     try:
-        rates = measure(compiler)
+        readings = (*_readings(store), measure(compiler))[-READINGS:]
     except CheckFailed as error:
         return None, str(error)
-    store.put(_name(), dataclasses.asdict(rates))
-    return rates, ""
+    if (taken := others()) > load.LOADED:
+        return None, LOADED.format(taken)
+    store.put(_name(), [dataclasses.asdict(r) for r in readings])
+    return of(readings), ""
 
 
-def measure(compiler: Tool) -> Rates:
-    """The rates of this machine now. Raises CheckFailed where the program that measures does not run.
+def _readings(store: Kept) -> tuple[Reading, ...]:
+    data = store.get(_name())
+    return () if data is None else codec.checked(data, tuple[Reading, ...])
+
+
+def measure(compiler: Tool) -> Reading:
+    """Read this machine's rates now. Raises CheckFailed where the program that measures does not run.
 
     Everything is done once a round, ours and onnxruntime's in turns: a machine's speed changes between rounds, what a kind of
     work takes beside the others hardly does (`_typical`).
@@ -198,10 +225,16 @@ def measure(compiler: Tool) -> Rates:
         compiled = beside.submit(_compile, compiler, folder)
         chains = _Chains()
         compiled.result()
-        size = min(LARGEST, 4 * devices.cache_bytes("cpu"))
+        size = min(LARGEST, 2 * devices.cache_bytes("cpu"))
         with conversation((str(folder / "rates"), str(cores()), str(size)), folder, SECONDS) as own:
             small, one = (max(float(own.ask(kind)) for _ in range(SMALL)) for kind in "ri")
             rounds = [_round(own, chains, (*PAIRED, *REST)) for _ in range(ROUNDS)]
+    return Reading(cores(), small, one, tuple(rounds))
+
+
+def of(readings: Sequence[Reading]) -> Rates:
+    """The rates that a machine has by all its readings, at least one."""
+    rounds = [own for r in readings for own in r.rounds]
     rate = _typical(rounds)
     operator = max(_least(rounds, "least") / OPERATORS, 0.05)
     fork = max((_least(rounds, "split") - _least(rounds, "alone") / cores()) / SOME, 0.2)
@@ -218,21 +251,27 @@ def measure(compiler: Tool) -> Rates:
         "stored": rate["s"],
         "split": rate["x"],
     }
-    found["bandwidth"] = max(small, found["library_bandwidth"])
-    found["one_reads"] = max(min(one, found["bandwidth"]), found["one_library"])
-    return Rates(cores(), **_rounded(found))
+    found["bandwidth"] = max(*(r.small for r in readings), found["library_bandwidth"])
+    found["one_reads"] = max(min(max(r.one for r in readings), found["bandwidth"]), found["one_library"])
+    return Rates(readings[0].cores, **_rounded(found))
 
 
 def _round(own: Conversation, chains: _Chains, kinds: Sequence[str]) -> dict[str, float]:
-    """How often a second each kind of work is done, or how much of it: one after the other, once each."""
-    return {kind: float(own.ask(kind)) if len(kind) == 1 else 1 / chains.seconds(kind) for kind in kinds}
+    """How often a second each kind of work is done, or how much of it: one after the other."""
+
+    def read(kind: str) -> float:
+        return float(own.ask(kind)) if len(kind) == 1 else 1 / chains.seconds(kind)
+
+    readings = {kind: [read(kind) for _ in range(1 + WARM.get(kind, 0))] for kind in kinds}
+    return {kind: statistics.median(all_[1:] or all_) for kind, all_ in readings.items()}
 
 
 def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The rates of the fastest round, where each has its median relation to the products of its round; peaks are the highest
-    that were read."""
+    """The rates of the fastest round, where each has its median relation to the products of its round among the faster half:
+    what disturbs the others disturbs threads that wait for one another most. Peaks are the highest that were read."""
     means = [statistics.geometric_mean(own[k] for k in PAIRED) for own in rounds]
-    typical = {k: statistics.median(own[k] / n for own, n in zip(rounds, means, strict=True)) for k in rounds[0]}
+    faster = sorted(range(len(rounds)), key=lambda k: -means[k])[: (len(rounds) + 1) // 2]
+    typical = {k: statistics.median(rounds[n][k] / means[n] for n in faster) for k in rounds[0]}
     highest = {k: max(own[k] for own in rounds) for k in rounds[0] if k in PEAKS}
     return {k: x * max(means) for k, x in typical.items()} | highest
 
@@ -335,11 +374,12 @@ class _Chains:
 
         wide = DEEP * WIDTH
         usual, long = self.chain(LAYERS, (WIDTH, WIDTH)), self.chain(LAYERS // DEEP, (WIDTH, wide), (wide, WIDTH))
+        many, deep = self.chain(LAYERS // SHORTER["many"], (WIDTH, WIDTH)), self.chain(2, (WIDTH, wide), (wide, WIDTH))
         x, y = np.ones((ROWS, WIDTH), np.float32), np.ones(ELEMENTS, np.float32)
         least, alone, split = (
             _chain("Sigmoid", n, ("n",), {}, threads) for n, threads in ((OPERATORS, 1), (SOME, 1), (SOME, cores()))
         )
-        self.runs = {"many": (usual, x), "few": (usual, x[:FEW_ROWS]), "one": (long, x[:1]), "long": (long, x)}
+        self.runs = {"many": (many, x), "few": (usual, x[:FEW_ROWS]), "one": (long, x[:1]), "long": (deep, x)}
         held = self.chain(HELD, (WIDTH, WIDTH))
         self.runs["held"] = held, x[:FEW_ROWS]
         single = self.chain(LAYERS // DEEP, (WIDTH, wide), (wide, WIDTH), threads=1)
@@ -357,8 +397,8 @@ class _Chains:
         return _chain("MatMul", count, ("rows", WIDTH), {f"w{k}": w for k, w in enumerate(own)}, threads)
 
     def seconds(self, kind: str) -> float:
-        """The time of a run; the least of some where it is short."""
-        return _seconds(*self.runs[kind], AGAIN.get(kind, 1))
+        """The time of a run; the least of some where it is short. Of a chain that is shorter than others, that of as many."""
+        return SHORTER.get(kind, 1) * _seconds(*self.runs[kind], AGAIN.get(kind, 1))
 
 
 def _chain(kind: str, length: int, shape: tuple[int | str, ...], rows: Any, threads: int | None = None) -> Any:

@@ -14,7 +14,7 @@ from mirage_cli.backends.toolchain import Tool, Toolchain
 from mirage_cli.errors import CheckFailed
 from mirage_cli.machine import devices, load
 from mirage_cli.measurement import rates
-from mirage_cli.measurement.rates import Rates
+from mirage_cli.measurement.rates import Rates, Reading
 from mirage_cli.search.schedules.fitted import Cpu
 from mirage_cli.search.schedules.target import changed_target, load_target
 
@@ -49,12 +49,19 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Tool]:
     calls: list[Tool] = []
     monkeypatch.delenv(rates.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(rates, "measure", lambda tool: calls.append(tool) or replace(SOME, cores=len(calls)))
+    monkeypatch.setattr(load, "busy", lambda _: 0.0)
+    monkeypatch.setattr(load, "others", lambda: lambda: 0.0)
+    monkeypatch.setattr(rates, "measure", lambda tool: calls.append(tool) or read(1e10 * len(calls)))
     return calls
 
 
+def read(small: float) -> Reading:
+    """A reading of two cores where all else is done once a second."""
+    return Reading(2, small, small, (dict.fromkeys((*rates.PAIRED, *rates.REST), 1.0),) * 2)
+
+
 def test_this_machine_has_rates(cxx: Toolchain) -> None:
-    found = rates.measure(cxx.cxx)
+    found = rates.of([rates.measure(cxx.cxx)])
     assert all(0 < x < math.inf for x in astuple(replace(found, split=found.split or 1.0)))
     assert found.bandwidth >= found.library_bandwidth
     changed_target(found.changes(), "")
@@ -118,6 +125,13 @@ def test_what_disturbs_a_round_changes_no_ratio() -> None:
     assert found == pytest.approx(usual)
 
 
+def test_rounds_that_others_took_do_not_count() -> None:
+    """Threads that wait for one another lose more than others where a core is taken."""
+    usual = dict.fromkeys((*rates.PAIRED, "p", "one"), 8.0)
+    taken = {k: x / 3 for k, x in usual.items()} | {"p": 8.0}
+    assert rates._typical([taken, usual, taken, usual]) == pytest.approx(usual)
+
+
 def test_a_peak_is_the_highest_that_was_read() -> None:
     """Cores that others take for most of the time make none slower, and their products no faster."""
     usual = dict.fromkeys((*rates.PAIRED, "s"), 8.0) | {"a": 2.0}
@@ -127,11 +141,24 @@ def test_a_peak_is_the_highest_that_was_read() -> None:
 
 def test_they_are_measured_once(measured: list[Tool]) -> None:
     assert rates.kept() is None
-    assert rates.found(TOOL) == rates.found(TOOL) == (replace(SOME, cores=1), "")
-    assert rates.kept() == replace(SOME, cores=1)
-    assert rates.found(TOOL, anew=True) == (replace(SOME, cores=2), "")
-    assert rates.kept() == replace(SOME, cores=2)
-    assert measured == [TOOL, TOOL]
+    assert rates.found(TOOL) == rates.found(TOOL) == (rates.of([read(1e10)]), "")
+    assert rates.kept() == rates.of([read(1e10)])
+    assert measured == [TOOL]
+
+
+def test_what_is_measured_again_stands_beside_what_was_read(measured: list[Tool]) -> None:
+    """A last reading, whatever it is of, is one of some."""
+    for n in range(rates.READINGS + 1):
+        assert rates.found(TOOL, anew=True) == (rates.kept(), "")
+        assert rates.kept() == rates.of([read(1e10 * (k + 1)) for k in range(max(0, n + 1 - rates.READINGS), n + 1)])
+
+
+def test_readings_of_a_machine_that_others_took_are_not_kept(
+    measured: list[Tool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "others", lambda: lambda: 0.3)
+    assert rates.found(TOOL) == (None, "this machine is loaded: others take 30% of its processors")
+    assert (measured, rates.kept()) == ([TOOL], None)
 
 
 def test_another_machine_is_measured_by_itself(measured: list[Tool], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,13 +168,13 @@ def test_another_machine_is_measured_by_itself(measured: list[Tool], monkeypatch
 
 
 def test_a_loaded_machine_is_not_measured(measured: list[Tool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "busy", lambda: 0.4)
+    monkeypatch.setattr(load, "busy", lambda _: 0.4)
     assert rates.found(TOOL) == (None, "this machine is loaded: others take 40% of its processors")
     assert (measured, rates.kept()) == ([], None)
 
 
 def test_what_cannot_be_measured_has_a_reason(measured: list[Tool], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: Tool) -> Rates:
+    def fails(_: Tool) -> Reading:
         raise CheckFailed("no such processor")
 
     monkeypatch.setattr(rates, "measure", fails)
