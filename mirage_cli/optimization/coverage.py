@@ -204,9 +204,9 @@ def leave_losers(work: Sequence[Work], options: PlanOptions) -> None:
     with one: the one that loses most where the sums lose most. A fragment may lose at some sizes what others gain there."""
     given, own = dict(options.ranges), [w for w in work if _is_summed(w)]
     names = ranges.bases([s for w in own for s in w.program.symbols])
-    if CPU in options.once or given.keys().isdisjoint(names):
-        return
     sizes, cores = ranges.asked(names, given), options.target(CPU)
+    if CPU in options.once or len(sizes) == 1:
+        return
     targets = (cores, cores.alone) if cores.units > 1 else (cores,)
     times = {w.id: np.concatenate([_times(w, t, sizes) for t in targets]) for w in own}
     while own:

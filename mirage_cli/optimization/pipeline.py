@@ -193,7 +193,7 @@ class Run:
                 self.plans,
                 self.tools,
                 self.imported,
-                {name: (r.low, r.high) for name, r in self.ranges.items()},
+                dims.limits(self.ranges),
                 lambda symbols: ranges.typical(symbols, self.ranges),
                 environment.tuning_cache(self.options),
                 self.device,
@@ -238,7 +238,7 @@ class Run:
             return
         self.progress.stage("check", len(self.chosen))
         with self.clock.measure("verify"):
-            limits: Limits = self.imported.limits({name: (r.low, r.high) for name, r in self.ranges.items()})
+            limits: Limits = self.imported.limits(dims.limits(self.ranges))
             jobs: list[tuple[CheckJob]] = []
             checked: list[Work] = []
             tensors = self._tensors()

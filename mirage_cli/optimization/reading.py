@@ -42,9 +42,14 @@ def declare_unwritten(imported: Imported, globs: Sequence[str]) -> None:
 
 
 def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims.Range], dict[str, int]]:
-    """The ranges of symbols: those given, and for others that the model does not run at their usual size what it does; and the
-    typical sizes of all symbols of its inputs. Raises UsageError where it does not run at a size that was asked for."""
-    asked = dims.parse(options.dim)
+    """The ranges of symbols: those given, those of batches that no name tells and of positions behind caches, and for others
+    that the model does not run at their usual size what it does; and the typical sizes of all symbols of its inputs. Raises
+    UsageError where it does not run at a size that was asked for."""
+    graph, said = imported.graph, dims.parse(options.dim)
+    inputs = {v: graph.dims(v) for v in inputs_of(imported)}
+    batches = ranges.batches((own, graph.dtype(v).kind == "int") for v, own in inputs.items())
+    new = ranges.new_positions(inputs.values(), map(graph.dims, graph.outputs))
+    asked = dict.fromkeys(batches, ranges.BATCH) | dict.fromkeys(new, ranges.NEW) | said
     original = imported.original
     names = ranges.bases(symbols_of(imported))
     if original is None:
@@ -60,7 +65,7 @@ def running_ranges(imported: Imported, options: Options) -> tuple[dict[str, dims
     if len(found.names) > 1 and not fixed.keys().isdisjoint(found.names):
         return asked, imported.of_original(sizes)  # of several which one is to blame nobody knows
     for name in fixed.keys() & found.names:
-        option = f"--dim {name}={asked[name]}" if name in asked else "--shape"
+        option = f"--dim {name}={said[name]}" if name in said else "--shape"
         others = ", ".join(f"{n}={k}" for n, k in sorted(sizes.items()) if n not in fixed and k > 1)
         raise UsageError(
             f"{option}: the model does not run at {name} {sizes[name]}: {found.problem.splitlines()[0]}",
@@ -106,11 +111,9 @@ def frontend_options(options: Options) -> frontends.Options:
 
 def symbols_of(imported: Imported) -> set[str]:
     """The symbols in the dimensions of a model's inputs."""
-    graph = imported.graph
-    return {
-        name
-        for v, step in enumerate(graph.steps)
-        if isinstance(step, g.Input) and not step.constant
-        for d in graph.dims(v)
-        for name in ex.names(d)
-    }
+    return {name for v in inputs_of(imported) for d in imported.graph.dims(v) for name in ex.names(d)}
+
+
+def inputs_of(imported: Imported) -> list[int]:
+    """The values that are inputs of a model."""
+    return [v for v, s in enumerate(imported.graph.steps) if isinstance(s, g.Input) and not s.constant]

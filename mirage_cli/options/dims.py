@@ -17,11 +17,14 @@ TYPES = ("f16", "bf16", "f32", "f64", "i8", "u8", "i32", "i64", "bool")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that a dimension takes: from `low` to `high`, most often `typical`. One number is all three."""
+    """The values that a dimension takes: from `low` to `high`, most often `typical`. One number is all three. `said` is False
+    for what is merely taken for likely and limits nothing, `step` is a size of it that is as frequent as the typical one."""
 
     low: int
     typical: int
     high: int
+    said: bool = True
+    step: int | None = None
 
     @property
     def fixed(self) -> bool:
@@ -96,6 +99,11 @@ def numbers(ranges: Mapping[str, Range]) -> dict[str, int]:
 def typical(ranges: Mapping[str, Range]) -> dict[str, int]:
     """The usual value of each dimension."""
     return {name: r.typical for name, r in ranges.items()}
+
+
+def limits(ranges: Mapping[str, Range]) -> dict[str, tuple[int, int]]:
+    """The least and the largest value of each dimension of which they are said."""
+    return {name: (r.low, r.high) for name, r in ranges.items() if r.said}
 
 
 def check_known(names: Iterable[str], known: Iterable[str]) -> None:

@@ -319,12 +319,16 @@ def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: i
     their own way at steps (the least sizes) and unpack for prompts, and so a part of what a library has as one operator."""
     given = dict(options.ranges)
     times = partial(ranges.compared, plan, [o.alternative for o in plan.others], program, target, operators)
-    asked, known = ranges.asked(program.symbols, given), not given.keys().isdisjoint(ranges.bases(program.symbols))
+    asked = ranges.asked(program.symbols, given)
     if not target.threaded and not ranges.quantised(program) and operators != FUSED:
         ratios = [theirs / us for us, theirs in times(asked)]
-        return replace(plan, gain=math.prod(ratios) ** (1 / len(ratios))) if known else plan
+        return replace(plan, gain=math.prod(ratios) ** (1 / len(ratios))) if len(asked) > 1 else plan
     at = [ranges.least(program.symbols, given)] if program.packed is not None else list[Sizes]()
-    if program.packed is not None or not target.threaded or (operators == FUSED and known):
+    if (
+        program.packed is not None
+        or not target.threaded
+        or (operators == FUSED and ranges.is_said(program.symbols, given))
+    ):
         at += asked
     losses = [(us / theirs, us, sizes) for (us, theirs), sizes in zip(times(at), at, strict=True)]
     quotient, us, sizes = max(losses, key=lambda loss: loss[0], default=(0.0, 0.0, {}))

@@ -23,8 +23,12 @@ from mirage_cli.search.schedules.target import Target
 from mirage_cli.search.search import FAR_FROM_FLOOR, Candidate, Searcher
 from mirage_cli.search.ways import Way
 
-BATCH, OTHER = Range(1, 1, 64), Range(1, TYPICAL, 32768)  #: what symbols are taken to be where nothing is said of them
+#: what symbols are taken to be where nothing is said of them
+BATCH, OTHER = Range(1, 1, 64, said=False), Range(1, TYPICAL, 32768, said=False)
+NEW = replace(OTHER, step=1)  #: positions behind a cache: a prompt's and a step's
 BATCHES = ("b", "bs", "bsz")  #: how people call a batch in short
+#: what stands in names of dimensions that are no batch
+LENGTHS = ("seq", "len", "tok", "time", "frame", "pos", "past", "cache", "height", "width", "num", "patch", "row")
 MOST = {True: 6, False: 3}  #: muGraphs of a fragment, where kernels are blocks of threads, and where not
 MOST_BEHIND = 9  #: the same behind caches: one row and several, short caches and long ones, few sequences and many
 LEAST_US = {True: 0.5, False: 10.0}  #: that a further one has to save
@@ -38,8 +42,37 @@ TRIED = 12  #: candidates of the search at one size that are rendered until one 
 
 def range_of(name: str, given: Mapping[str, Range]) -> Range:
     """The range that a symbol of a model's inputs is said, or else taken, to have."""
-    batch = "batch" in name.lower() or name.lower() in BATCHES
-    return given.get(name, BATCH if batch else OTHER)
+    return given.get(name, BATCH if is_batch(name) else OTHER)
+
+
+def is_batch(name: str) -> bool:
+    """True for a name that people give to a batch."""
+    return "batch" in name.lower() or name.lower() in BATCHES
+
+
+def batches(inputs: Iterable[tuple[Sequence[ex.Extent], bool]]) -> set[str]:
+    """The symbols that are taken for a batch by where they stand in the shapes of a model's inputs (with True for integers),
+    none of whose symbols is named so: first wherever they stand, not named for what is counted, and in front of another
+    symbol, of two dimensions or of integers."""
+    shapes = [([set(ex.names(d)) for d in dims], integers) for dims, integers in inputs if dims]
+    first = {n for (d, *rest), integers in shapes if rest and (integers or rest[1:] or rest[0]) for n in d}
+    behind = {n for own, _ in shapes for d in own[1:] for n in d}
+    if any(map(is_batch, behind.union(*(own[0] for own, _ in shapes)))):
+        return set()
+    return {n for n in first - behind if not any(word in n.lower() for word in LENGTHS)}
+
+
+def new_positions(inputs: Iterable[Sequence[ex.Extent]], outputs: Iterable[Sequence[ex.Extent]]) -> set[str]:
+    """The symbols that caches grow by: an output has the shape of an input, but for one dimension with this one added."""
+    caches = {tuple(dims) for dims in inputs}
+    sums = [(dims, k, polynomials.from_extent(d)) for dims in outputs for k, d in enumerate(dims)]
+    added = (
+        total - polynomials.named(past)
+        for dims, k, total in sums
+        for past in polynomials.names(total)
+        if (*dims[:k], ex.symbol(past), *dims[k + 1 :]) in caches
+    )
+    return {n for size in added for n in polynomials.names(size) if size == polynomials.named(n)}
 
 
 def bases(symbols: Iterable[str]) -> list[str]:
@@ -89,9 +122,15 @@ def points(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:
 
 
 def asked(symbols: Sequence[str], given: Mapping[str, Range]) -> list[Sizes]:
-    """Sizes all over the ranges that are said; symbols of which nothing is said have their typical sizes."""
-    usual = {n: range_of(n, given).typical for n in bases(symbols)}
-    return points(symbols, {n: given.get(n, Range(k, k, k)) for n, k in usual.items()})
+    """Sizes all over the ranges that are said; symbols of which nothing is said have typical sizes and those of steps."""
+    taken = {n: (r.typical, r.step or r.typical) for n in bases(symbols) if not (r := range_of(n, given)).said}
+    choices = [[(n, Range(k, k, k)) for k in dict.fromkeys(sizes)] for n, sizes in taken.items()]
+    return [p for own in itertools.product(*choices) for p in points(symbols, {**given, **dict(own)})]
+
+
+def is_said(symbols: Iterable[str], given: Mapping[str, Range]) -> bool:
+    """True if the range of one of the symbols is said."""
+    return any(range_of(n, given).said for n in bases(symbols))
 
 
 def quantised(program: Program) -> bool:

@@ -130,7 +130,12 @@ class BlockModel(Model):
             scores = np.sqrt(predictions.us * small.model.predict_all(space).us)
         keys = (space.warps, space.loop, *reversed(space.tiles.values()), predictions.shared, predictions.moved, scores)
         too_large = predictions.shared * self._beyond(space) > self.target.shared_bytes
-        fitting = [int(n) for n in np.lexsort((*keys, too_large)) if predictions.shared[n] <= self.target.shared_bytes]
+        fitting = np.flatnonzero(predictions.shared <= self.target.shared_bytes)
+        if (
+            0 < count <= len(near := fitting[~too_large[fitting]])
+        ):  # few of many: only these are sorted, with their equals
+            fitting = near[scores[near] <= np.partition(scores[near], count - 1)[count - 1]]
+        fitting = fitting[np.lexsort([key[fitting] for key in (*keys, too_large)])]
         floor = self.model.floor()
         return [
             Ranked(
@@ -138,7 +143,7 @@ class BlockModel(Model):
                 Prediction(float(predictions.us[n]), int(predictions.shared[n]), floor, float(predictions.moved[n])),
                 float(scores[n]),
             )
-            for n in fitting[:count]
+            for n in fitting[:count].tolist()
         ]
 
 

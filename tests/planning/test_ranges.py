@@ -19,6 +19,7 @@ from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.optimization import coverage, fragment_report, tuning_stage
 from mirage_cli.optimization.task import Work
+from mirage_cli.options import dims
 from mirage_cli.options.dims import Range
 from mirage_cli.planning import fragment_cache, ranges
 from mirage_cli.planning import plan as plans
@@ -111,6 +112,32 @@ def test_what_is_not_said_is_taken_to_be_something() -> None:
     assert ranges.typical(["B", "bsz", "bins"], {}) == {"B": 1, "bsz": 1, "bins": 1024}
     assert ranges.typical(["n"], {"n": Range(1, 7, 8)}) == {"n": 7}
     assert all(n >= 1 for p in ranges.points(["(n-1)"], {}) for n in p.values())  # nothing has a time at 0
+
+
+def test_a_batch_is_told_by_where_its_symbol_stands() -> None:
+    batch, new, past, mask = map(symbol, ("s11", "s15", "s21", "s64"))
+    cache = ((batch, 8, past, 64), False)
+    decoder = [((batch, new), True), ((batch, mask), True), cache, cache]
+    assert ranges.batches(decoder) == {"s11"}
+    assert ranges.batches([((batch, 3, 224, 224), False)]) == ranges.batches([((batch, 128), True)]) == {"s11"}
+    assert ranges.batches([((batch, 128), False)]) == set()  # rows of numbers: tokens as well
+    assert ranges.batches([((batch,), True), ((), False)]) == set()
+    assert ranges.batches([((new, batch, 512), False), ((batch, new), False)]) == set()  # each stands behind once
+    assert ranges.batches([((symbol("num_tokens"), 8, 64), False)]) == set()
+    assert (
+        ranges.batches([((symbol("n"), new), True), ((symbol("batch"), 8, past, 64), False)]) == set()
+    )  # it has a name
+
+
+def test_positions_behind_a_cache_are_a_prompts_and_a_steps() -> None:
+    new, past, grown = symbol("new"), symbol("past"), symbol("(past+new)")
+    inputs = [(2, new), (2, 8, past, 64)]
+    assert ranges.new_positions(inputs, [(2, new, 512), (2, 8, grown, 64)]) == {"new"}
+    assert ranges.new_positions(inputs, [(2, 8, symbol("(past+1)"), 64)]) == set()  # one step is a number
+    assert ranges.new_positions(inputs, [(2, 8, past, 64), (2, 8, grown)]) == set()
+    sizes = ranges.asked(["new", "(past+new)"], {"new": ranges.NEW})
+    assert sizes == [{"new": 1024, "(past+new)": 2048}, {"new": 1, "(past+new)": 1025}]
+    assert len(ranges.asked(["(past+new)"], {"new": ranges.NEW, "past": Range(1, 2, 4)})) == 6
 
 
 def test_few_tokens_and_many_have_kernels_of_their_own(fragment: Program, planned: plans.FragmentPlan) -> None:
@@ -230,6 +257,9 @@ def test_sizes_that_are_asked_for_are_those_that_are_said() -> None:
     sizes = ranges.asked(["batch", "past", "(past+1)"], said)
     assert {s["past"] for s in sizes} == {1, 2, 4, 8, 16, 32, 64}
     assert all(s["batch"] == 1 and s["(past+1)"] == s["past"] + 1 for s in sizes)
+    taken = said | {"batch": ranges.BATCH}
+    assert ranges.asked(["batch", "past", "(past+1)"], taken) == sizes and dims.limits(taken) == {"past": (1, 64)}
+    assert ranges.is_said(["(past+1)"], taken) and not ranges.is_said(["batch"], taken)
 
 
 def _of_a_fast_library(name: str, most: int) -> Work:
