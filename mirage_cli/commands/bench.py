@@ -9,7 +9,7 @@ import click
 
 from mirage_cli.commands import common
 from mirage_cli.commands.common import Voice
-from mirage_cli.errors import CheckFailed
+from mirage_cli.errors import CheckFailed, Interrupted
 
 if TYPE_CHECKING:
     from mirage_cli.benchmark.options import BenchOptions
@@ -135,8 +135,9 @@ def bench(voice: Voice, folder: str | None, suite: str | None, **given: Any) -> 
         raise click.UsageError("--cpu, --gpu and --opencl exclude each other.", context)
     if "peers" in values and "no_peers" in values:
         raise click.UsageError("--peers and --no-peers exclude each other.", context)
-    wrong = _suite(voice, suite, values) if suite else _folder(voice, Path(folder or ""), values)
-    return CheckFailed.exit_code if wrong else 0
+    if suite:
+        return _suite(voice, suite, values)
+    return CheckFailed.exit_code if _folder(voice, Path(folder or ""), values) else 0
 
 
 def _peers(values: dict[str, Any]) -> None:
@@ -177,7 +178,7 @@ def _generation(voice: Voice, folder: Path, count: int, options: BenchOptions) -
     return report.wrong
 
 
-def _suite(voice: Voice, suite: str, values: dict[str, Any]) -> bool:
+def _suite(voice: Voice, suite: str, values: dict[str, Any]) -> int:
     from mirage_cli.files.output import write_text
     from mirage_cli.suite import distribution, page
     from mirage_cli.suite import suite as suites
@@ -194,9 +195,11 @@ def _suite(voice: Voice, suite: str, values: dict[str, Any]) -> bool:
         voice.result(lambda: distribution.to_json(report), lambda: distribution.text(report))
     else:
         voice.result(report.to_json, report.text)
+    if report.interrupted:  # pages keep the rows of the run before
+        return Interrupted.exit_code
     if markdown is not None:
         text = distribution.markdown(report) if report.population else report.markdown()
         write_markdown(report, text, Path(markdown))
     if html is not None:
         write_text(Path(html), page.page(report))
-    return report.wrong
+    return CheckFailed.exit_code if report.wrong else 0

@@ -116,12 +116,13 @@ def row_of(case: Case, dtype: str, figures: dict[str, Any], peers: dict[str, dic
 
 @dataclass(frozen=True, slots=True)
 class SuiteReport:
-    """All rows of a run, how it was made and what the device can do."""
+    """All rows of a run, how it was made and what the device can do; those that it had when it was `interrupted`."""
 
     version: str
     settings: dict[str, Any]
     limits: dict[str, Any]
     rows: tuple[SuiteRow, ...]
+    interrupted: bool = False
 
     @property
     def wrong(self) -> bool:

@@ -61,7 +61,8 @@ class SuiteOptions:
 
 
 def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
-    """Run the suite. Rows that are wrong or fail are part of the report.
+    """Run the suite. Rows that are wrong or fail are part of the report; one that is interrupted reports the rows that it has,
+    if any.
 
     Raises UsageError for options that do not fit, ToolMissing without a GPU, nvcc or torch.
     """
@@ -88,11 +89,11 @@ def run(options: SuiteOptions, progress: Progress | None = None) -> SuiteReport:
             cases = tuple(c for c in cases if c.name in reached)
         asked = MeasureOptions(options.gpu, options.peers, options.tf32, options.seconds, options.seed)
         progress.stage("measure", len(rows) + 1)
-        limits, figures = _measured(options, rows, asked, progress, began)
+        limits, figures, interrupted = _measured(options, rows, asked, progress, began)
     known = earlier.peers if earlier else {}
     reported = [_row(c, _own(c, options), f, known.get(c.name, {})) for c, f in zip(cases, figures, strict=True) if f]
     settings = settings_of(options) | {"peers_machine": earlier.machine if earlier else None}
-    return SuiteReport(__version__, settings, limits, tuple(reported))
+    return SuiteReport(__version__, settings, limits, tuple(reported), interrupted)
 
 
 def type_of(dtype: str | None, cases: Sequence[Case]) -> str | None:
@@ -130,25 +131,30 @@ def settings_of(options: SuiteOptions) -> dict[str, Any]:
 
 def _measured(
     options: SuiteOptions, rows: list[suite_build.Row], asked: MeasureOptions, progress: Progress, began: float
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The limits of the device, and what was measured of each row (nothing of those for which there was no time), in a
-    process that a broken GPU costs one row."""
+) -> tuple[dict[str, Any], list[dict[str, Any]], bool]:
+    """The limits of the device, what was measured of each row (nothing of those for which there was no time), in a process
+    that a broken GPU costs one row, and True if it was interrupted."""
     jobs: list[tuple[Any, ...]] = [("ceilings", asked, sorted({r.dtype for r in rows}))]
     jobs += [("row", asked, options.suite, row) for row in rows]
     measured: list[dict[str, Any]] = [{} for _ in jobs]
     limit = min(options.within or ROW_SECONDS, ROW_SECONDS)
-    with closing(isolation.each(perform, jobs, 1, apart=True, seconds=limit)) as results:
-        for k, result in results:
-            if isinstance(result, isolation.Lost) and k == 0:
-                raise MirageError(f"the GPU cannot be measured: {result.reason}")
-            if isinstance(result, isolation.Lost):
-                broken = "it left the GPU unusable" if _BROKEN in result.reason else result.reason
-                result = {"mirage": {"problem": f"failed: {broken}"}, "peers": {}}
-            measured[k] = result
-            progress.step(f"{rows[k - 1].case}: {_headline(result)}" if k else "limits of the device")
-            if options.within and time.monotonic() - began > options.within:
-                break
-    return measured[0], measured[1:]
+    try:
+        with closing(isolation.each(perform, jobs, 1, apart=True, seconds=limit)) as results:
+            for k, result in results:
+                if isinstance(result, isolation.Lost) and k == 0:
+                    raise MirageError(f"the GPU cannot be measured: {result.reason}")
+                if isinstance(result, isolation.Lost):
+                    broken = "it left the GPU unusable" if _BROKEN in result.reason else result.reason
+                    result = {"mirage": {"problem": f"failed: {broken}"}, "peers": {}}
+                measured[k] = result
+                progress.step(f"{rows[k - 1].case}: {_headline(result)}" if k else "limits of the device")
+                if options.within and time.monotonic() - began > options.within:
+                    break
+    except KeyboardInterrupt:
+        if not any(measured[1:]):
+            raise
+        return measured[0], measured[1:], True
+    return measured[0], measured[1:], False
 
 
 def _headline(result: dict[str, Any]) -> str:

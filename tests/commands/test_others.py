@@ -31,6 +31,7 @@ class Found:
     passed: bool = True
     ok: bool = True
     wrong: bool = False
+    interrupted: bool = False
     population: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -113,6 +114,9 @@ def test_exit_codes(run: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> 
     for arguments in (("bench", "out"), ("bench", "--suite", "paper")):
         answer = run(*arguments, "--json")
         assert (answer.exit_code, json.loads(answer.stdout)) == (1, {"fine": False})
+    monkeypatch.setattr(suite, "run", lambda *_: Found(interrupted=True))
+    answer = run("bench", "--suite", "paper", "--json")  # what was measured, all the same
+    assert (answer.exit_code, json.loads(answer.stdout)) == (130, {"fine": True})
     difference, missing = run("verify", "out", "--json"), run("doctor", "--json")
     assert (difference.exit_code, json.loads(difference.stdout)) == (1, {"fine": False})
     assert (missing.exit_code, json.loads(missing.stdout)) == (4, {"fine": False})

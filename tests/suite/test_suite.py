@@ -175,6 +175,26 @@ def test_a_run_ends_in_time_with_the_rows_that_it_has(scripted: SuiteOptions, mo
     assert [r.name for r in suite.run(replace(scripted, within=30.0)).rows] == ["gqa_b1"]
 
 
+def test_a_run_that_is_interrupted_reports_the_rows_that_it_has(
+    scripted: SuiteOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(after: int) -> SuiteReport:
+        def each(*given: Any, **options: Any) -> Iterator[tuple[int, Any]]:
+            for n, result in enumerate(whole(*given, **options)):
+                if n == after:
+                    raise KeyboardInterrupt
+                yield result
+
+        monkeypatch.setattr(isolation, "each", each)
+        return suite.run(scripted)
+
+    whole = isolation.each
+    found = stopped(2)
+    assert [r.name for r in found.rows] == ["gqa_b1"] and found.interrupted
+    with pytest.raises(KeyboardInterrupt):
+        stopped(1)
+
+
 def test_rows_that_are_not_optimized_in_time_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(suite_build, "build_row", lambda *arguments: "")
     cases, options = suites.chosen("paper", ("gqa_*", "mha_*")), Options(gpu=0)
