@@ -58,12 +58,13 @@ def jobs(cxx: Tool, fragment: str) -> list[CompileJob]:
     ]
 
 
-def library_job(cxx: Tool, archs: Sequence[str], others: Sequence[str] = ()) -> CompileJob:
-    """The compilation of library.cpp, which holds the operators' tables; `archs` are those of its CUDA kernels, if any,
-    `others` the kinds of further ones."""
+def library_jobs(cxx: Tool, archs: Sequence[str], others: Sequence[str] = ()) -> list[CompileJob]:
+    """The compilations of library.cpp, which holds the operators' tables, and of runtime.cpp, the same in all libraries;
+    `archs` are those of its CUDA kernels, if any, `others` the kinds of further ones."""
     cuda = ("-DMIRAGE_WITH_CUDA", f"-DMIRAGE_ARCHS={', '.join(archs)}") if archs else ()
     flags = (*TABLE_FLAGS, "-fno-exceptions", "-fno-rtti", *cuda, *(f"-DMIRAGE_WITH_{o.upper()}" for o in others))
-    return _job(cxx, "library", "library.cpp", "build/library.o", flags)
+    sources = {"library": "library.cpp", "runtime": "include/mirage/runtime.cpp"}
+    return [_job(cxx, name, source, f"build/{name}.o", flags) for name, source in sources.items()]
 
 
 def link_command(cxx: Tool, objects: Sequence[str], library: str) -> tuple[str, ...]:

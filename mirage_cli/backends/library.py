@@ -139,7 +139,7 @@ class _Build:
         return failed
 
     def write_tables(self, operators: Sequence[OperatorSpec]) -> tuple[tuple[str, ...], ...]:
-        """Write and compile library.cpp, write mirage.h and build.sh; the commands of the whole build."""
+        """Write library.cpp and compile it and runtime.cpp, write mirage.h and build.sh; the commands of the whole build."""
         with_cpu = {op.id for op in operators if self._has_cpu(op)}
         with_cuda = {op.id for op in operators if self.has_cuda(op)}
         names = [*(f"{i}.cpp" for i in with_cpu), *(f"{i}.cu" for i in with_cuda)]
@@ -149,20 +149,20 @@ class _Build:
         (self.src / TABLES).write_text(text, encoding="utf-8")
         (self.folder / HEADER).write_text(header, encoding="utf-8")
         cuda_used = any(map(self.has_cuda, operators))
-        table = cpu.library_job(self.toolchain.cxx, self.options.archs if cuda_used else (), others.used(operators))
+        own = cpu.library_jobs(self.toolchain.cxx, self.options.archs if cuda_used else (), others.used(operators))
         kernels = [job for op in operators for job in self.jobs[op.id]]
         # Of objects with the same inline function the first counts: lowest instruction set first (see cpu.py).
         order = {f".{isa}.o": rank for rank, isa in enumerate(cpu.isas())}
         objects = sorted(
             (job.object for job in kernels), key=lambda name: order.get(name[name.index(".") :], len(order))
         )
-        link = self._link_command([table.object, *objects], cuda_used)
+        link = self._link_command([*(job.object for job in own), *objects], cuda_used)
         link += others.link_flags(others.used(operators))
-        commands = (*(job.command for job in kernels), table.command, link)
+        commands = (*(job.command for job in (*kernels, *own)), link)
         script = self.src / "build.sh"
         script.write_text(_SCRIPT + "".join(f"{shlex.join(command)}\n" for command in commands), encoding="utf-8")
         script.chmod(0o755)
-        for error in self._compile([table]).values():
+        for error in self._compile(own).values():
             raise error
         return commands
 

@@ -48,10 +48,11 @@ def library(cxx: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> ctypes.
     (folder / "include").symlink_to(include_dir())
     (folder / "library.cpp").write_text(tables((AFFINE_CUDA,), set(), {AFFINE_CUDA.id}, [])[0])
     (folder / "run_time.cpp").write_text(f'extern "C" {{{RUN_TIME.replace("ID", AFFINE_CUDA.id)}}}')
-    job = cpu.library_job(cxx.cxx, ("sm_80", "sm_90a"))
-    command = [part if part != "-O3" else "-O0" for part in job.command]
-    subprocess.run(command, cwd=folder, check=True)
-    link = [*cxx.cxx.command, *cxx.cxx.compile_flags, "-shared", "-fPIC", "run_time.cpp", job.object]
+    jobs = cpu.library_jobs(cxx.cxx, ("sm_80", "sm_90a"))
+    for job in jobs:
+        subprocess.run([part if part != "-O1" else "-O0" for part in job.command], cwd=folder, check=True)
+    objects = [job.object for job in jobs]
+    link = [*cxx.cxx.command, *cxx.cxx.compile_flags, "-shared", "-fPIC", "run_time.cpp", *objects]
     own = "-Wl,-Bsymbolic"  # and not those of a run-time library that torch or onnxruntime have loaded for all
     subprocess.run([*link, *cxx.cxx.link_flags, own, "-o", "libmirage.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "libmirage.so"))

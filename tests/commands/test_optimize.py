@@ -15,6 +15,7 @@ from mirage_cli.optimization import folder_story, story
 from mirage_cli.options import config, settings
 from mirage_cli.options.options import Options
 from mirage_cli.patching import saving
+from mirage_cli.processes import isolation
 from mirage_cli.report.models import FolderReport
 from mirage_cli.report.report import Report
 from tests.commands.conftest import Run, error_of
@@ -219,11 +220,15 @@ ALL_OPTIONS = Options(
 )
 
 
-def test_every_option_arrives(run: Run, asked: list[tuple[str, Path, Options]]) -> None:
+def test_every_option_arrives(
+    run: Run, asked: list[tuple[str, Path, Options]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(isolation, "limit_memory", limits.append)  # this process goes on without
     for name in Options.__dataclass_fields__:
         assert getattr(ALL_OPTIONS, name) != getattr(Options(), name), name
     assert run("optimize", "m.onnx", "-o", "out", *ALL, "--json").exit_code == 0
-    assert asked == [("m.onnx", Path("out"), ALL_OPTIONS)]
+    assert asked == [("m.onnx", Path("out"), ALL_OPTIONS)] and limits == [4 << 30]
 
 
 def test_without_options_the_defaults_arrive(run: Run, asked: list[tuple[str, Path, Options]]) -> None:

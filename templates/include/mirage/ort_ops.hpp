@@ -1,6 +1,6 @@
 // Custom operators of ONNX Runtime over compiled kernels: a generated library lists its operators in constant tables
-// (`Operator`, `CustomOp`) and everything else happens here. No exceptions, no static constructors; the C++ run-time
-// library is not needed.
+// (mirage/operators.hpp) and everything else happens here, in one of its sources. No exceptions, no static constructors; the
+// C++ run-time library is not needed.
 //
 // At every call the symbols' values are recovered from the inputs' dimensions, every dimension is checked, the outputs
 // are allocated, and the kernel runs on ONNX Runtime's own threads or CUDA stream.
@@ -47,7 +47,7 @@ inline int detect_isa() {
     return level;
 }
 
-inline int isa_level() {
+int isa_level() {
     static std::atomic<int> isa{-1};
     int level = isa.load(std::memory_order_relaxed);
     if (level < 0) {
@@ -57,21 +57,7 @@ inline int isa_level() {
     return level;
 }
 
-// The variant of a function for this processor; variants are listed from the lowest instruction set up.
-template <class F, int count>
-F* best(F* const (&variants)[count]) {
-    const int level = isa_level();
-    return variants[level < count ? level : count - 1];
-}
-
 // ---- packed weights ------------------------------------------------------------------------------------------------
-
-// Inputs as they are, with no packed forms behind them: these stand behind the most inputs that an operator has.
-inline const void* const* unpacked(const void* const* in, int count, const void** all) {
-    for (int i = 0; i < count; ++i) all[i] = in[i];
-    for (int i = 0; i < max_packings; ++i) all[max_tensors + i] = nullptr;
-    return all;
-}
 
 // Buffers for the workspace of CPU kernels, shared by the whole library: as many live as kernels ever ran at once.
 class WorkspaceCache {
@@ -493,12 +479,12 @@ inline ort::Status* infer_output_shapes(const ort::CustomOp* custom, ort::ShapeC
     return nullptr;
 }
 
-// The operator as ONNX Runtime calls it; a constant expression, so that nothing runs when the library loads.
-constexpr CustomOp custom_op(const Operator& op, bool cuda) {
+// The operator as ONNX Runtime calls it.
+inline CustomOp custom_op(const Registered& registered) {
     using Self = ort::CustomOp;
     CustomOp result{};
-    result.op = &op;
-    result.cuda = cuda;
+    result.op = registered.op;
+    result.cuda = registered.cuda;
     result.version = ort::api_version;
     result.name = [](const Self* self) { return described(self).name; };
     result.provider = [](const Self* self) -> const char* {
@@ -530,13 +516,17 @@ constexpr CustomOp custom_op(const Operator& op, bool cuda) {
 struct Registration {
     const ort::Api* api;
     ort::Domain* domain;
-};
+    CustomOp ops[1];  // as many as there are
 
-inline ort::Status* make_domain(const ort::Api* api, const CustomOp* ops, size_t count, ort::Domain** domain) {
-    MIRAGE_TRY(ort::CreateCustomOpDomain::call(api, "mirage", domain));
-    for (size_t i = 0; i < count; ++i) MIRAGE_TRY(ort::CustomOpDomainAdd::call(api, *domain, &ops[i]));
-    return nullptr;
-}
+    ort::Status* make(const Registered* registered, size_t count) {
+        MIRAGE_TRY(ort::CreateCustomOpDomain::call(api, "mirage", &domain));
+        for (size_t i = 0; i < count; ++i) {
+            ops[i] = custom_op(registered[i]);
+            MIRAGE_TRY(ort::CustomOpDomainAdd::call(api, domain, &ops[i]));
+        }
+        return nullptr;
+    }
+};
 
 // The second number of a version; 0 where there is none.
 inline int minor_version(const char* version) {
@@ -545,8 +535,7 @@ inline int minor_version(const char* version) {
 }
 
 // The body of RegisterCustomOps. Several sessions share one domain; a process may hold two copies of ONNX Runtime.
-inline ort::Status* register_operators(ort::SessionOptions* options, const ort::ApiBase* base, const CustomOp* ops,
-                                       size_t count) {
+ort::Status* register_operators(ort::SessionOptions* options, const ort::ApiBase* base, const Registered* ops, size_t count) {
     static std::atomic<Registration*> shared{nullptr};
     const ort::Api* api = base->get_api(ort::api_version);
     if (api == nullptr) {
@@ -558,10 +547,10 @@ inline ort::Status* register_operators(ort::SessionOptions* options, const ort::
     if (minor_version(base->get_version()) >= 24) api_with_references.store(api, std::memory_order_release);
     Registration* known = shared.load(std::memory_order_acquire);
     if (known != nullptr && known->api == api) return ort::AddCustomOpDomain::call(api, options, known->domain);
-    auto* made = static_cast<Registration*>(malloc(sizeof(Registration)));
+    auto* made = static_cast<Registration*>(malloc(sizeof(Registration) + count * sizeof(CustomOp)));
     if (made == nullptr) return ort::CreateStatus::call(api, ort::fail, "mirage: out of memory");
     made->api = api;
-    MIRAGE_TRY(make_domain(api, ops, count, &made->domain));
+    MIRAGE_TRY(made->make(ops, count));
     shared.compare_exchange_strong(known, made, std::memory_order_acq_rel);
     return ort::AddCustomOpDomain::call(api, options, made->domain);
 }

@@ -1,4 +1,4 @@
-// Tables that describe operators, and what is computed from them: values of symbols, shapes of outputs, messages.
+// What is computed from the tables of operators: values of symbols, shapes of outputs, messages.
 #ifndef MIRAGE_ORT_SHAPES_HPP
 #define MIRAGE_ORT_SHAPES_HPP
 
@@ -6,72 +6,13 @@
 #include <cstdio>
 #include <cstring>
 
-#include "mirage/entry.h"
-#include "mirage/ort_abi.h"
+#include "mirage/operators.hpp"
 
 // Returns the status of an expression from the calling function if it is a failure.
 #define MIRAGE_TRY(expression) \
     if (::mirage::ort::Status* status_ = (expression)) return status_
 
 namespace mirage {
-
-using CpuKernel = int(const void* const*, void* const*, void*, const int64_t*, const mirage_pool*);
-using CudaKernel = int(const void* const*, void* const*, void*, const int64_t*, void* stream);
-using WorkspaceSize = int64_t(const int64_t*);
-
-constexpr int max_tensors = 64, max_rank = 16, max_symbols = 32, max_factors = 6;  // as in backends/spec.py
-constexpr int max_packings = 32;  // of an operator: further weights are not packed
-
-// `factor` times the product of `count` symbols.
-struct Extent {
-    int64_t factor;
-    int count;
-    int8_t symbols[max_factors];
-};
-
-struct Tensor {
-    const char* name;
-    ort::Element element;
-    int rank;
-    const Extent* dims;
-};
-
-// Symbol `symbol` is dimension `dim` of input `input`, divided by the rest of that dimension's extent; or that dimension and `more`.
-struct Recovery {
-    int symbol, input, dim;
-    int64_t more;
-};
-
-// Symbol `symbol` is the number in input `input`, which lies in the host's memory, or symbol `least` where that is more; or, with
-// no input, the sum of symbols `least` and `more`.
-struct Room {
-    int symbol, least, input, more;  // -1: there is none
-};
-
-// Kernels read `number` positions of a dimension of `extent`.
-struct Least {
-    Extent extent;
-    int64_t number;
-};
-
-struct Operator {
-    const char* name;
-    int input_count, output_count, symbol_count;
-    const Tensor* inputs;
-    const Tensor* outputs;
-    const char* const* symbols;
-    const Recovery* recoveries;  // one for each symbol, in an order in which they can be computed; nothing for that of `room`
-    Room room;
-    const Least* least;  // dimensions of which some positions are read
-    int least_count;
-    CpuKernel* cpu;  // its inputs have the packed forms of weights behind them
-    WorkspaceSize* cpu_workspace;
-    const mirage_packing* (*packings)();  // nullptr: no weights that may be packed
-    CudaKernel* cuda;
-    WorkspaceSize* cuda_workspace;
-    CudaKernel* opencl;  // for the CPU's provider too, as are the two of the processor
-    WorkspaceSize* opencl_workspace;
-};
 
 struct Shape {
     int rank;
