@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 import mirage_cli as mi
 from mirage_cli import frontends
+from mirage_cli.backends import cpu
 from mirage_cli.benchmark import generation
 from mirage_cli.benchmark.options import BenchOptions
 from mirage_cli.checks import whole_model
@@ -25,11 +26,17 @@ from mirage_cli.files.output import LIBRARY, MODEL
 from mirage_cli.runtime import sessions
 from tests.runtime.genai_builds import CELLS, WINDOWED, WORDS
 
-pytestmark = pytest.mark.usefixtures("one_isa")
+pytestmark = pytest.mark.usefixtures("one_isa", "_compiled_quickly")
 #: the greatest difference of logits beside their size where the original computes with activations of 8 bits, and elsewhere
 ROUNDED, EXACT = 0.05, 1e-4
 PLACES = "position_ids"  #: an input of some models
 Arrays = dict[str, NDArray[Any]]
+
+
+@pytest.fixture
+def _compiled_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers optimize less, in a third of the time: what else they make is seen in tests/optimization/test_quantized.py."""
+    monkeypatch.setattr(cpu, "FLAGS", tuple("-Og" if flag == "-O3" else flag for flag in cpu.FLAGS))
 
 
 @pytest.fixture(scope="session")
