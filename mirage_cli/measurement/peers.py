@@ -91,7 +91,7 @@ class OrtGraph:
         self._binding = self._session.io_binding()
         self._options = onnxruntime.RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        kinds = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto
+        kinds = {"float16": 10, "bfloat16": 16, "float32": 1, "uint8": 2}  # of onnx.TensorProto
         for bind, named in ((self._binding.bind_input, tensors), (self._binding.bind_output, outputs)):
             for name, t in named.items():
                 kind = kinds[str(t.dtype).removeprefix("torch.")]

@@ -5,7 +5,6 @@ The model is anybody's: it runs in a process of its own, for a bounded time.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from mirage_cli.runtime import example, sessions
 RUN_SECONDS = 5.0  #: of a run, which is ended then: it has not failed
 SECONDS = 120.0  #: of all of them
 LARGEST_SHIFT = 6  #: sizes that a model refuses are made up to 2**6 times as large
+FEWER = 64  #: times smaller sizes are asked instead where a run takes too long
 MOST = 1 << 26  #: elements of all inputs: with more nothing is tried
 
 
@@ -63,16 +63,24 @@ def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str],
         return Running(asked)
     session = sessions.session(model, None, optimize=False, data=Path(data))
 
-    def problem(sizes: Mapping[str, int]) -> str:
+    def problem(sizes: Mapping[str, int]) -> str | None:
         try:
-            with contextlib.suppress(OutOfTime):
-                sessions.run(session, example.example_inputs(proto, with_equal(sizes, same), 0), RUN_SECONDS)
+            sessions.run(session, example.example_inputs(proto, with_equal(sizes, same), 0), RUN_SECONDS)
+        except OutOfTime:
+            return None
         except MirageError as error:
             return str(error)
         return ""
 
+    def fitted(sizes: Mapping[str, int]) -> dict[str, int]:
+        return _fitting(ir.from_proto(proto), sizes, fixed)
+
     why = problem(asked)
-    fitting = _fitting(ir.from_proto(proto), asked, fixed) if why else asked
+    if why is None:  # lengths that do not fit each other are told at small ones too
+        few = {n: max(1, size // FEWER) for n, size in asked.items()}
+        told = problem(few) and fitted(few) != few and problem(fitted(few)) == ""
+        return Running(fitted(asked) if told else asked)
+    fitting = fitted(asked) if why else asked
     if fitting != asked and not problem(fitting):
         return Running(fitting)
     for name in sorted(asked, key=lambda n: (-asked[n], n)) if why else ():
