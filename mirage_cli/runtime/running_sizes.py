@@ -5,6 +5,7 @@ The model is anybody's: it runs in a process of its own, for a bounded time.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from mirage_cli.runtime import example, sessions
 RUN_SECONDS = 5.0  #: of a run, which is ended then: it has not failed
 SECONDS = 120.0  #: of all of them
 LARGEST_SHIFT = 6  #: sizes that a model refuses are made up to 2**6 times as large
-FEWER = 64  #: times smaller sizes are asked instead where a run takes too long
+MASK_SHIFT = 3  #: a length that follows from others is made up to 2**3 times as large
 MOST = 1 << 26  #: elements of all inputs: with more nothing is tried
 
 
@@ -45,9 +46,9 @@ def running(
     fixed: Collection[str] = (),
 ) -> Running:
     """The sizes of symbols, those `asked` or smaller ones, at which a model (with external data in the folder `data`)
-    runs. Where it does not at those, lengths of masks that fit those of caches come first, which limit nothing. Those asked,
-    where that cannot be told: the model does not run at all, takes too long, or has huge inputs. `same` are symbols that are
-    equal to others, `fixed` those that stay."""
+    runs. Where it does not at those, lengths of masks that fit those of caches come first, and one that is larger, which
+    limit nothing. Those asked, where that cannot be told: the model does not run at all, takes too long, or has huge inputs.
+    `same` are symbols that are equal to others, `fixed` those that stay."""
     jobs = [(model, data, dict(asked), dict(same), tuple(fixed))]
     for _, outcome in isolation.each(_tried, jobs, 1, max_memory, apart=True, seconds=SECONDS):
         if isinstance(outcome, Running):
@@ -63,27 +64,24 @@ def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str],
         return Running(asked)
     session = sessions.session(model, None, optimize=False, data=Path(data))
 
-    def problem(sizes: Mapping[str, int]) -> str | None:
+    def problem(sizes: Mapping[str, int]) -> str:
         try:
-            sessions.run(session, example.example_inputs(proto, with_equal(sizes, same), 0), RUN_SECONDS)
-        except OutOfTime:
-            return None
+            with contextlib.suppress(OutOfTime):
+                sessions.run(session, example.example_inputs(proto, with_equal(sizes, same), 0), RUN_SECONDS)
         except MirageError as error:
             return str(error)
         return ""
 
-    def fitted(sizes: Mapping[str, int]) -> dict[str, int]:
-        return _fitting(ir.from_proto(proto), sizes, fixed)
-
     why = problem(asked)
-    if why is None:  # lengths that do not fit each other are told at small ones too
-        few = {n: max(1, size // FEWER) for n, size in asked.items()}
-        told = problem(few) and fitted(few) != few and problem(fitted(few)) == ""
-        return Running(fitted(asked) if told else asked)
-    fitting = fitted(asked) if why else asked
+    fitting = _fitting(ir.from_proto(proto), asked, fixed) if why else asked
     if fitting != asked and not problem(fitting):
         return Running(fitting)
-    for name in sorted(asked, key=lambda n: (-asked[n], n)) if why else ():
+    names = sorted(asked, key=lambda n: (-asked[n], n)) if why else []
+    longer = ({**asked, n: asked[n] << k} for k in range(1, MASK_SHIFT + 1) for n in names if n not in fixed)
+    for larger in longer:  # a mask over lengths that add up
+        if elements(ir.from_proto(proto), larger) <= MOST and not problem(larger):
+            return Running(larger)
+    for name in names:
         runs, fails = asked[name] // 2, asked[name]
         while runs and problem(asked | {name: runs}):
             runs, fails = runs // 2, runs

@@ -12,7 +12,7 @@ import pytest
 import mirage_cli as mi
 from mirage_cli.benchmark import benchmark
 from mirage_cli.benchmark.options import BenchOptions
-from mirage_cli.errors import MirageError, OutOfTime, UsageError
+from mirage_cli.errors import MirageError, UsageError
 from mirage_cli.exporters import text
 from mirage_cli.runtime import running_sizes, sessions
 from tests.frontends.models import parsed
@@ -66,8 +66,8 @@ def test_sizes_that_belong_together_are_smaller_together() -> None:
     assert running.sizes == {"seq": 64, "other": 64} and running.names == ("seq", "other") and running.problem
 
 
-def cached() -> onnx.ModelProto:
-    """A cache, a new row of it, and a mask over both."""
+@pytest.mark.parametrize(("fixed", "found"), [((), (64, 1, 65)), (("new",), (64, 3, 67))])
+def test_lengths_of_caches_and_of_masks_fit_each_other(fixed: tuple[str, ...], found: tuple[int, ...]) -> None:
     graph = """g (int64[b, new] ids, float[b, 1, past, 8] past_k, int64[b, all] mask) => (float[b, 1, all, 8] present) {
         rows = Gather(table, ids)
         apart = Unsqueeze(rows, front)
@@ -76,30 +76,16 @@ def cached() -> onnx.ModelProto:
         wide = Unsqueeze(m, ends)
         present = Mul(keys, wide)
     }"""
-    return parsed(graph, table=np.zeros((9, 8), np.float32), front=np.array([1]), ends=np.array([1, 3]))
-
-
-@pytest.mark.parametrize(("fixed", "found"), [((), (64, 1, 65)), (("new",), (64, 3, 67))])
-def test_lengths_of_caches_and_of_masks_fit_each_other(fixed: tuple[str, ...], found: tuple[int, ...]) -> None:
+    model = parsed(graph, table=np.zeros((9, 8), np.float32), front=np.array([1]), ends=np.array([1, 3]))
     asked = {"b": 1, "past": 64, "new": 3 if "new" in fixed else 64, "all": 64}
-    running = running_sizes.running(cached().SerializeToString(), ".", asked, fixed=fixed)
+    running = running_sizes.running(model.SerializeToString(), ".", asked, fixed=fixed)
     assert tuple(running.sizes[n] for n in ("past", "new", "all")) == found
     assert not running.names  # what fits limits no size
 
 
-def test_lengths_fit_each_other_where_runs_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(session: Any, inputs: dict[str, Any], *rest: Any) -> Any:
-        if inputs["past_k"].shape[2] > 64:
-            raise OutOfTime("it takes too long")
-        return whole(session, inputs, *rest)
-
-    whole = sessions.run
-    monkeypatch.setattr(sessions, "run", run)
-    asked = {"b": 1, "past": 1024, "new": 1024, "all": 1024}
-    running = running_sizes._tried(cached().SerializeToString(), ".", asked, {}, ())
-    assert running == running_sizes.Running({"b": 1, "past": 1024, "new": 1, "all": 1025})
-    fits = asked | {"new": 1024, "all": 2048}
-    assert running_sizes._tried(cached().SerializeToString(), ".", fits, {}, ()).sizes == fits
+def test_a_mask_of_another_symbol_is_long_enough() -> None:
+    running = running_sizes.running(masked().SerializeToString(), ".", {"seq": 2000, "total": 1024}, fixed=("seq",))
+    assert running == running_sizes.Running({"seq": 2000, "total": 2048})
 
 
 def test_a_model_that_never_runs_tells_nothing() -> None:
@@ -121,17 +107,21 @@ def test_a_size_that_does_not_run_is_told_at_once(path: Path, options: dict[str,
     assert told.value.hint == f"the largest that runs is seq={POSITIONS}"
 
 
-def test_sizes_that_nothing_is_said_of_are_told_beside_it(tmp_path: Path) -> None:
-    """A mask of another symbol, which is read at each position: --dim of positions alone does not help."""
+def masked() -> onnx.ModelProto:
+    """A mask of another symbol, which is read at each position."""
     graph = """g (float[seq, 16] x, float[total] mask) => (float[seq, 16] y) {
         first = Constant<value = int64 {0}>() step = Constant<value = int64 {1}>() behind = Constant<value = int64[1] {1}>()
         rows = Shape<start = 0, end = 1>(x) count = Squeeze(rows)
         at = Range(first, count, step) own = Gather(mask, at) column = Unsqueeze(own, behind) y = Mul(x, column)
     }"""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
-    onnx.save(model, tmp_path / "model.onnx")
-    with pytest.raises(UsageError, match="the model does not run at seq 2000") as told:
-        mi.optimize(tmp_path / "model.onnx", dry_run=True, target="cpu", dim="seq=2000")
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+
+
+def test_sizes_that_nothing_is_said_of_are_told_beside_it(tmp_path: Path) -> None:
+    """Of positions alone --dim does not help."""
+    onnx.save(masked(), tmp_path / "model.onnx")
+    with pytest.raises(UsageError, match="the model does not run at seq 20000") as told:
+        mi.optimize(tmp_path / "model.onnx", dry_run=True, target="cpu", dim="seq=20000")
     assert told.value.hint is not None
     assert told.value.hint.endswith("where nothing is said of total=1024: --dim gives these too")
 
