@@ -51,8 +51,8 @@ READINGS = 6  #: how many are kept: each of so many rounds
 SMALL = 2  #: readings of small pages by all cores and by one, of which the fastest counts
 PAIRED = ("c", "few", "f", "m", "many")  #: products that tell how fast a round is: letters of rates.cpp, and words
 REST = (*"oaxpq", "one", "single", "s", "long", "held", "least", "alone", "split")  #: what else there is in each
-#: how much faster than onnxruntime's packed products of one row read, at most: in sessions they had 1.0 to 1.28 times its
-#: speed where the program, whose threads are never woken, said 1.2 to 1.5
+#: how much faster than onnxruntime's packed products of one row read, at most: two chains in sessions had 1.0 to 1.28 times
+#: its speed where the program, whose threads are never woken, said 1.2 to 1.5
 FASTER = 1.25
 PEAKS = ("o", "a", "x")  #: what nothing makes faster than a machine is: the fastest reading counts
 TURNS = 3  #: of what is found by going on
@@ -61,10 +61,8 @@ LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
 AGAIN = {"least": 40, "alone": 8, "split": 8, "held": 6}  #: runs of short chains, of which the fastest counts
 #: of what waits for memory the fastest of so many counts, behind a first that finds threads asleep and pages forgotten
 WARM = {"one": 4, "single": 2, "few": 3, "p": 3, "q": 2, "c": 2}
-SHORTER = {
-    "many": 2,
-    "long": 3,
-}  #: chains that are so many times shorter: with many rows it matters little what caches hold
+#: chains that are so many times shorter: with many rows it matters little what caches hold
+SHORTER = {"many": 2, "long": 3}
 
 
 @dataclass(frozen=True, slots=True)
