@@ -107,7 +107,7 @@ def test_the_folder_is_that_of_a_local_run(address: str, crew: Farm, tmp_path: P
     story.optimize(str(sample(SAMPLE)), tmp_path / "here", Options(**vars_of(options, cache="")))
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
     assert report.farm["here"] == 0 and not report.farm["problems"]
-    assert sum(w["jobs"] for w in report.farm["workers"].values()) == 4  # a plan, two objects, a check
+    assert sum(w["jobs"] for w in report.farm["workers"].values()) == 5  # a plan, three objects, a check
 
 
 def vars_of(options: Options, **changed: Any) -> dict[str, Any]:
