@@ -17,23 +17,22 @@ def busy(seconds: float = SECONDS) -> float:
     """The share, 0 to 1, of all processors that is in use while this process waits; 0 where the system does not tell."""
     before = _counters()
     time.sleep(seconds if before else 0)
-    spent = [b - a for a, b in zip(before, _counters(), strict=False)]
-    return 1 - sum(spent[i] for i in _IDLE) / sum(spent) if len(spent) > max(_IDLE) and sum(spent) > 0 else 0.0
+    return _share(before)
 
 
 def others() -> Callable[[], float]:
     """A function that tells the share, 0 to 1, of all processors that others have had since now: neither this process nor its
     children, as far as they have ended. 0 where the system does not tell."""
     before, own = _counters(), sum(os.times()[:4])
+    return lambda: _share(before, (sum(os.times()[:4]) - own) * os.sysconf("SC_CLK_TCK"))
 
-    def share() -> float:
-        spent = [b - a for a, b in zip(before, _counters(), strict=False)]
-        if len(spent) <= max(_IDLE) or sum(spent) <= 0:
-            return 0.0
-        mine = (sum(os.times()[:4]) - own) * os.sysconf("SC_CLK_TCK")
-        return max(0.0, (sum(spent) - sum(spent[i] for i in _IDLE) - mine) / sum(spent))
 
-    return share
+def _share(before: list[int], own: float = 0.0) -> float:
+    """The share of all processors that was in use since the counters were as `before`, without so many ticks of `own`."""
+    spent = [b - a for a, b in zip(before, _counters(), strict=False)]
+    if len(spent) <= max(_IDLE) or sum(spent) <= 0:
+        return 0.0
+    return max(0.0, 1 - (sum(spent[i] for i in _IDLE) + own) / sum(spent))
 
 
 def _counters() -> list[int]:

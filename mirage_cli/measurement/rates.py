@@ -1,6 +1,6 @@
 """The rates of this machine's CPU: what its cores compute and read, what onnxruntime's products reach, what an operator costs.
 
-They are measured once, in some two seconds, and kept with what they are of: the processor, the cores that may be used,
+They are measured once, in some seconds, and kept with what they are of: the processor, the cores that may be used,
 onnxruntime, and how it is measured. On a machine that others use they would be wrong for good, so they are not measured there.
 What is measured again stands beside what was read before: rates are those of all readings that are kept.
 """
@@ -385,7 +385,8 @@ class _Chains:
 
         wide = DEEP * WIDTH
         usual, long = self.chain(LAYERS, (WIDTH, WIDTH)), self.chain(LAYERS // DEEP, (WIDTH, wide), (wide, WIDTH))
-        many, deep = self.chain(LAYERS // SHORTER["many"], (WIDTH, WIDTH)), self.chain(2, (WIDTH, wide), (wide, WIDTH))
+        many = self.chain(LAYERS // SHORTER["many"], (WIDTH, WIDTH))
+        deep = self.chain(LAYERS // DEEP // SHORTER["long"], (WIDTH, wide), (wide, WIDTH))
         x, y = np.ones((ROWS, WIDTH), np.float32), np.ones(ELEMENTS, np.float32)
         least, alone, split = (
             _chain("Sigmoid", n, ("n",), {}, threads) for n, threads in ((OPERATORS, 1), (SOME, 1), (SOME, cores()))

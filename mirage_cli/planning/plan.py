@@ -324,11 +324,8 @@ def _everywhere(plan: TargetPlan, program: Program, target: Target, operators: i
         ratios = [theirs / us for us, theirs in times(asked)]
         return replace(plan, gain=math.prod(ratios) ** (1 / len(ratios))) if len(asked) > 1 else plan
     at = [ranges.least(program.symbols, given)] if program.packed is not None else list[Sizes]()
-    if (
-        program.packed is not None
-        or not target.threaded
-        or (operators == FUSED and ranges.is_said(program.symbols, given))
-    ):
+    fused = operators == FUSED and ranges.is_said(program.symbols, given)
+    if program.packed is not None or not target.threaded or fused:
         at += asked
     losses = [(us / theirs, us, sizes) for (us, theirs), sizes in zip(times(at), at, strict=True)]
     quotient, us, sizes = max(losses, key=lambda loss: loss[0], default=(0.0, 0.0, {}))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -60,7 +60,8 @@ def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str],
     """The same, in this process. Raises MirageError."""
     isolation.doing("onnxruntime ran the model")
     proto = onnx.ModelProto.FromString(model)
-    if elements(ir.from_proto(proto), asked) > MOST:
+    declared = ir.from_proto(proto)
+    if elements(declared, asked) > MOST:
         return Running(asked)
     session = sessions.session(model, None, optimize=False, data=Path(data))
 
@@ -73,15 +74,14 @@ def _tried(model: bytes, data: str, asked: dict[str, int], same: dict[str, str],
         return ""
 
     why = problem(asked)
-    fitting = _fitting(ir.from_proto(proto), asked, fixed) if why else asked
+    fitting = _fitting(declared, asked, fixed) if why else asked
     if fitting != asked and not problem(fitting):
         return Running(fitting)
-    names = sorted(asked, key=lambda n: (-asked[n], n)) if why else []
-    longer = ({**asked, n: asked[n] << k} for k in range(1, MASK_SHIFT + 1) for n in names if n not in fixed)
-    for larger in longer:  # a mask over lengths that add up
-        if elements(ir.from_proto(proto), larger) <= MOST and not problem(larger):
-            return Running(larger)
-    for name in names:
+    # a mask over lengths that add up
+    for sizes in longer(asked, asked.keys() - set(fixed), MASK_SHIFT) if why else ():
+        if elements(declared, sizes) <= MOST and not problem(sizes):
+            return Running(sizes)
+    for name in sorted(asked, key=lambda n: (-asked[n], n)) if why else ():
         runs, fails = asked[name] // 2, asked[name]
         while runs and problem(asked | {name: runs}):
             runs, fails = runs // 2, runs
@@ -110,12 +110,17 @@ def smaller(sizes: Mapping[str, int]) -> list[dict[str, int]]:
     return [{n: max(1, size >> k) for n, size in sizes.items()} for k in range(1, times)]
 
 
+def longer(sizes: Mapping[str, int], names: Iterable[str], shift: int) -> Iterator[dict[str, int]]:
+    """One of those named doubled, the largest first, and again, up to 2**shift times as large."""
+    order = sorted(names, key=lambda n: (-sizes[n], n))
+    return ({**sizes, n: max(sizes[n], 1) << k} for k in range(1, shift + 1) for n in order)
+
+
 def others(sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Sizes to try where a model refuses these: one of them larger, the largest first, then all of them, then smaller ones,
     and at last the same size for all."""
     names = sorted(sizes, key=lambda n: (-sizes[n], n))
-    for k in range(1, LARGEST_SHIFT + 1):
-        yield from ({**sizes, n: max(sizes[n], 1) << k} for n in names)
+    yield from longer(sizes, names, LARGEST_SHIFT)
     yield from ({n: max(sizes[n], 1) << k for n in names} for k in range(1, LARGEST_SHIFT + 1))
     for k, halved in enumerate(smaller(sizes), 1):
         yield from ({**sizes, n: halved[n]} for n in names if sizes[n] >> k)

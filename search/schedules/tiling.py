@@ -131,9 +131,8 @@ class BlockModel(Model):
         keys = (space.warps, space.loop, *reversed(space.tiles.values()), predictions.shared, predictions.moved, scores)
         too_large = predictions.shared * self._beyond(space) > self.target.shared_bytes
         fitting = np.flatnonzero(predictions.shared <= self.target.shared_bytes)
-        if (
-            0 < count <= len(near := fitting[~too_large[fitting]])
-        ):  # few of many: only these are sorted, with their equals
+        near = fitting[~too_large[fitting]]
+        if 0 < count <= len(near):  # only the best are sorted, with their equals
             fitting = near[scores[near] <= np.partition(scores[near], count - 1)[count - 1]]
         fitting = fitting[np.lexsort([key[fitting] for key in (*keys, too_large)])]
         floor = self.model.floor()

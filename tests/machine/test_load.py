@@ -26,11 +26,8 @@ def test_a_system_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_this_process_takes_is_not_what_others_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processors for a second: 1.5 of its seconds are taken, 0.5 of these by this process and its children."""
-    counters, ticks, own = (
-        tmp_path / "stat",
-        os.sysconf("SC_CLK_TCK"),
-        iter([(1.0, 0.0, 0.0, 0.5), (1.1, 0.1, 0.2, 0.6)]),
-    )
+    counters, ticks = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    own = iter([(1.0, 0.0, 0.0, 0.5), (1.1, 0.1, 0.2, 0.6)])
     counters.write_text("cpu 0 0 0 0 0\n")
     monkeypatch.setattr(load, "COUNTERS", counters)
     monkeypatch.setattr(load.os, "times", lambda: next(own))

@@ -124,9 +124,8 @@ def test_a_batch_is_told_by_where_its_symbol_stands() -> None:
     assert ranges.batches([((batch,), True), ((), False)]) == set()
     assert ranges.batches([((new, batch, 512), False), ((batch, new), False)]) == set()  # each stands behind once
     assert ranges.batches([((symbol("num_tokens"), 8, 64), False)]) == set()
-    assert (
-        ranges.batches([((symbol("n"), new), True), ((symbol("batch"), 8, past, 64), False)]) == set()
-    )  # it has a name
+    named = [((symbol("n"), new), True), ((symbol("batch"), 8, past, 64), False)]
+    assert ranges.batches(named) == set()
 
 
 def test_positions_behind_a_cache_are_a_prompts_and_a_steps() -> None:
