@@ -33,6 +33,7 @@ from mirage_cli.options.options import cores
 from mirage_cli.processes import programs
 from mirage_cli.processes.conversation import Conversation, conversation
 from mirage_cli.search.schedules import architectures
+from mirage_cli.search.schedules.products import FEW
 
 VARIABLE = "MIRAGE_RATES"  #: `file` for the numbers of the target's file, whatever the machine
 FOLDER = "rates"  #: in the user's cache
@@ -43,7 +44,7 @@ MARGIN = 1.03  #: how much faster than the original a fragment has to be predict
 LARGEST = 1 << 28  #: bytes of the array that is read, at most
 WIDTH, LAYERS = 768, 24  #: of a chain of products with 54 MiB of weights; strides of whole pages are slower
 WEIGHTS = 4.0 * LAYERS * WIDTH * WIDTH  #: bytes of them
-FEW_ROWS, ROWS = 16, 128  #: of these, and of packed products in rates.cpp
+FEW_ROWS, ROWS = FEW, 128  #: of these, and of packed products in rates.cpp
 HELD = 4  #: such products whose weights caches hold
 DEEP = 4  #: times as many summed positions of long sums, as in feed-forward layers
 ROUNDS = 4  #: of what is done in turns
@@ -51,15 +52,12 @@ READINGS = 6  #: how many are kept: each of so many rounds
 SMALL = 2  #: readings of small pages by all cores and by one, of which the fastest counts
 PAIRED = ("c", "few", "f", "m", "many")  #: products that tell how fast a round is: letters of rates.cpp, and words
 REST = (*"oaxpq", "one", "single", "s", "long", "held", "least", "alone", "split")  #: what else there is in each
-#: how much faster than onnxruntime's packed products of one row read, at most: two chains in sessions had 1.0 to 1.28 times
-#: its speed where the program, whose threads are never woken, said 1.2 to 1.5
-FASTER = 1.25
 PEAKS = ("o", "a", "x")  #: what nothing makes faster than a machine is: the fastest reading counts
 TURNS = 3  #: of what is found by going on
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
 LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
 AGAIN = {"least": 40, "alone": 8, "split": 8, "held": 6}  #: runs of short chains, of which the fastest counts
-#: of what waits for memory the fastest of so many counts, behind a first that finds threads asleep and pages forgotten
+#: of what waits for memory the median of so many counts, behind a first that finds threads asleep and pages forgotten
 WARM = {"one": 4, "single": 2, "few": 3, "p": 3, "q": 2, "c": 2}
 #: chains that are so many times shorter: with many rows it matters little what caches hold
 SHORTER = {"many": 2, "long": 3}
@@ -148,8 +146,8 @@ class Rates:
         return {k: _rounded(v) for k, v in changes.items()}
 
     def library_constants(self) -> dict[str, float]:
-        """What products of onnxruntime reach, which take a time for each row and one for each weight; with weights in memory,
-        beside which they read and write their rows, also that of reading."""
+        """What products of onnxruntime reach, which take a time for each row and, from FEW_ROWS on, one for each weight; with
+        weights in memory, beside which they read and write their rows, also that of reading."""
         flops, read = WEIGHTS / 2, self.library_bandwidth  # of a row
         held, few, many = (
             FEW_ROWS * flops / self.library_held,
@@ -166,7 +164,8 @@ class Rates:
         }
 
     def panel_constants(self) -> dict[str, float]:
-        """What packed products reach, which take a time for each row and one for each panel (`products.in_panels`)."""
+        """What packed products reach, which take a time for each row and, from FEW_ROWS on, one for each panel
+        (`products.in_panels`)."""
         flops, read = WEIGHTS / 2, WEIGHTS / self.large_pages
         few, cold, many = (
             FEW_ROWS * flops / self.panels_few,
@@ -236,7 +235,7 @@ def measure(compiler: Tool) -> Reading:
 def of(readings: Sequence[Reading]) -> Rates:
     """The rates that a machine has by all its readings, at least one."""
     rounds = [own for r in readings for own in r.rounds]
-    rate = _as_in_sessions(_typical(rounds))
+    rate = _typical(rounds)
     operator = max(_least(rounds, "least") / OPERATORS, 0.05)
     fork = max((_least(rounds, "split") - _least(rounds, "alone") / cores()) / SOME, 0.2)
     found = {
@@ -264,7 +263,7 @@ def _round(own: Conversation, chains: _Chains, kinds: Sequence[str]) -> dict[str
         return float(own.ask(kind)) if len(kind) == 1 else 1 / chains.seconds(kind)
 
     readings = {kind: [read(kind) for _ in range(1 + WARM.get(kind, 0))] for kind in kinds}
-    return {kind: max(all_[1:] or all_) for kind, all_ in readings.items()}
+    return {kind: statistics.median(all_[1:] or all_) for kind, all_ in readings.items()}
 
 
 def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -275,16 +274,6 @@ def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     typical = {k: statistics.median(rounds[n][k] / means[n] for n in faster) for k in rounds[0]}
     highest = {k: max(own[k] for own in rounds) for k in rounds[0] if k in PEAKS}
     return {k: x * max(means) for k, x in typical.items()} | highest
-
-
-def _as_in_sessions(rate: Mapping[str, float]) -> dict[str, float]:
-    """The rates with packed products of one row, of all cores and of one, at most FASTER than onnxruntime's."""
-    flops = WEIGHTS / 2
-    return {
-        **rate,
-        "p": min(rate["p"], FASTER * flops * rate["one"]),
-        "q": min(rate["q"], FASTER * flops * rate["single"]),
-    }
 
 
 def _least(rounds: Sequence[Mapping[str, float]], kind: str) -> float:
@@ -307,8 +296,8 @@ def _of_library(rate: Mapping[str, float], start: float) -> dict[str, float]:
     read = one
     for _ in range(TURNS):
         moved = read * _moved(FEW_ROWS) / WEIGHTS, read * _moved(ROWS) / WEIGHTS
-        overlap, row, weight = _of_products(moved, held, few, many)
-        read = _read(one, row + weight, overlap)
+        overlap, row, _ = _of_products(moved, held, few, many)
+        read = _read(one, row, overlap)
     flops = WEIGHTS / 2  # of a row
     return {
         "library": ROWS * flops / many,
@@ -316,7 +305,7 @@ def _of_library(rate: Mapping[str, float], start: float) -> dict[str, float]:
         "library_held": FEW_ROWS * flops / held,
         "library_deep": ROWS * flops / 2 / max(long - many / 2, many / 8),  # half of its sums are long
         "library_bandwidth": WEIGHTS / read,
-        "one_library": WEIGHTS / _read(single, cores() * (row + weight), overlap),
+        "one_library": WEIGHTS / _read(single, cores() * row, overlap),
     }
 
 
@@ -331,9 +320,9 @@ def _of_panels(rate: Mapping[str, float]) -> dict[str, float]:
     one, few, cold, many = (n * flops / rate[k] for k, n in (("p", 1), ("f", FEW_ROWS), ("c", FEW_ROWS), ("m", ROWS)))
     read = one
     for _ in range(TURNS):
-        overlap, row, panel = _of_products((read, read), few, cold, many)
-        read = _read(one, row + panel, overlap)
-    alone = _read(flops / rate["q"], cores() * (row + panel), overlap)
+        overlap, row, _ = _of_products((read, read), few, cold, many)
+        read = _read(one, row, overlap)
+    alone = _read(flops / rate["q"], cores() * row, overlap)
     return {"large_pages": WEIGHTS / read, "one_large_pages": WEIGHTS / alone}
 
 

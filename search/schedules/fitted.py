@@ -26,13 +26,13 @@ class Cpu:
     )
     single_pages: float  #: the same of one core by itself, over what it reads of others
     panel_rate: float  #: share of the rate that many rows reach with weights that the session has packed
-    panel_half: float  #: rows that reach half of that
+    panel_half: float  #: rows that reach half of that, where there are several
     split_rate: float  #: share of the rate of split products that these reach with packed weights
     split_flops: float  #: vector operations for splitting a number of the other operand
     shrink_flops: float  #: vector operations in the time of scaling a sum behind a running maximum, and adding to it
     row_flops: float  #: vector operations in the time of beginning and ending one reduction
     library_rate: float  #: share of the rate that products of onnxruntime with weights reach
-    library_half: float  #: rows that reach half of that
+    library_half: float  #: rows that reach half of that, where there are several
     library_deep: float  #: how much longer they take for every doubling of many summed positions
     library_small: float  #: rows and columns with which products of activations reach half of that share
     library_integers: float  #: times as fast as others products of integers of 8 bits are

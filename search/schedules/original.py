@@ -28,6 +28,7 @@ from mirage_cli.search.mugraph.visible import seen
 from mirage_cli.search.schedules.alternatives import rows_behind_caches
 from mirage_cli.search.schedules.cost import bytes_in_parts, bytes_once, number
 from mirage_cli.search.schedules.fitted import Block, Cpu
+from mirage_cli.search.schedules.products import besides
 from mirage_cli.search.schedules.target import Target
 
 FUSED = -1  #: in the place of a number of operators: all are parts of one, which a library has
@@ -199,7 +200,7 @@ class _Original:
         read = (weights + self.activations(n)) / (t.bandwidth * c.library_bandwidth)
         faster = c.library_integers if integers else 1.0
         rows = self.flops(n) / (2 * sum(self.size(i) * self.once(i) for i in n.inputs if self.is_weight(i)))
-        multiplied = seconds * slower * (1 + c.library_half / rows) / (c.library_rate * faster)
+        multiplied = seconds * slower * (1 + float(besides(rows, c.library_half)) / rows) / (c.library_rate * faster)
         return multiplied + read - c.library_overlap * min(multiplied, read)
 
     def elementwise(self, operations: float, moved: float) -> float:

@@ -21,6 +21,7 @@ STREAMS = 8  #: summed positions between two times that sums of streamed rows ar
 PANEL = 16  #: columns of a panel of packed weights
 SPLIT_ROWS = 64  #: rows from which packed float32 is split for matrix instructions; fewer wait for memory
 SPLIT_STEP = 32  #: summed positions of one of these, as in include/mirage/cpu/split.hpp
+FEW = 16  #: rows from which on products take all of what rows do not add to; a single row takes nothing of it
 SPLIT_BYTES = 1.5  #: bytes of split numbers over those of float32
 SECTOR = 32  #: bytes that a GPU's second-level cache gives at least
 FEWEST = 4  #: bytes of a chunk of a GPU: what has no whole ones is loaded element by element
@@ -57,8 +58,14 @@ def as_stored(sizes: Sizes, rows_are_left: bool | None, target: Target, dtype: D
 def in_panels(sizes: Sizes, target: Target, dtype: DType | None) -> Floats:
     """Seconds with columns that are packed."""
     c = target.fitted(Cpu)
-    reached = c.panel_rate * sizes.rows / (sizes.rows + c.panel_half)
+    reached = c.panel_rate * sizes.rows / (sizes.rows + besides(sizes.rows, c.panel_half))
     return sizes.flops / (target.library_rate(dtype) * reached)
+
+
+def besides(rows: Floats | float, half: float) -> Floats:
+    """What products take besides their rows, in rows; `half`: from FEW rows on."""
+    taken: Floats = half * np.clip((rows - 1) / (FEW - 1), 0.0, 1.0)
+    return taken
 
 
 def by_matrices(sizes: Sizes, target: Target) -> Floats:

@@ -132,14 +132,6 @@ def test_rounds_that_others_took_do_not_count() -> None:
     assert rates._typical([taken, usual, taken, usual]) == pytest.approx(usual)
 
 
-def test_packed_rows_are_hardly_faster_than_what_reads_the_same_memory() -> None:
-    """The program, whose threads are never woken, reads 20 GB/s, by one core 11, where onnxruntime reads 10 in a session."""
-    read = {"p": 1e10, "q": 5.5e9, "one": 1e10 / rates.WEIGHTS, "single": 1e10 / rates.WEIGHTS, "c": 7.0}
-    found = rates._as_in_sessions(read)
-    assert (2 * found["p"], found["q"]) == (pytest.approx(1e10 * rates.FASTER), 5.5e9)
-    assert {**found, "p": 1e10} == read
-
-
 def test_a_peak_is_the_highest_that_was_read() -> None:
     """Cores that others take for most of the time make none slower, and their products no faster."""
     usual = dict.fromkeys((*rates.PAIRED, "s"), 8.0) | {"a": 2.0}
@@ -273,8 +265,8 @@ def test_what_is_read_is_told_from_what_starts_and_multiplies() -> None:
 
     deep, usual = rates.LAYERS // rates.DEEP, rates.LAYERS
     rate = {"many": theirs(rates.ROWS, usual), "few": theirs(rates.FEW_ROWS, usual), "long": theirs(rates.ROWS, deep)}
-    rate["one"] = 1 / (taken(row + weight, read) + deep * start)
-    rate["single"] = 1 / (taken(rates.cores() * (row + weight), 2 * read) + deep * start)
+    rate["one"] = 1 / (taken(row, read) + deep * start)
+    rate["single"] = 1 / (taken(rates.cores() * row, 2 * read) + deep * start)
     rate["held"] = 1 / (rates.HELD / usual * (rates.FEW_ROWS * row + weight) + rates.HELD * start)
     library, few_work = rates._of_library(rate, start), rates.FEW_ROWS * rates.WEIGHTS / 2
     assert library["library_bandwidth"] == pytest.approx(2e10, rel=0.02)
@@ -283,7 +275,7 @@ def test_what_is_read_is_told_from_what_starts_and_multiplies() -> None:
     assert library["library_held"] == pytest.approx(few_work / (rates.FEW_ROWS * row + weight), rel=0.01)
     assert rates._of_library(rate, 0.0)["library_bandwidth"] != pytest.approx(2e10, rel=0.02)  # what starts was there
 
-    work = {n: n * row + panel for n in (1, rates.FEW_ROWS, rates.ROWS)}
+    work = {1: row} | {n: n * row + panel for n in (rates.FEW_ROWS, rates.ROWS)}
     flops = {n: n * rates.WEIGHTS / 2 for n in work}
     few, many = rates.FEW_ROWS, rates.ROWS
     own = {"p": flops[1] / taken(work[1], read), "c": flops[few] / taken(work[few], read)}
@@ -291,7 +283,7 @@ def test_what_is_read_is_told_from_what_starts_and_multiplies() -> None:
     own["q"] = flops[1] / taken(rates.cores() * work[1], 2 * read)
     assert rates._of_panels(own)["large_pages"] == pytest.approx(2e10, rel=0.02)
     assert rates._of_panels(own)["one_large_pages"] == pytest.approx(1e10, rel=0.02)
-    assert rates.WEIGHTS * own["p"] / flops[1] < 1.8e10  # beside what a row takes
+    assert rates.WEIGHTS * own["p"] / flops[1] < 1.95e10  # beside what a row takes
 
 
 def test_a_fork_is_told_by_the_fastest_runs() -> None:

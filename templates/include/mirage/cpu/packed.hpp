@@ -13,6 +13,8 @@ constexpr int ROWS_FETCHED = 512;  // the same for rows that are turned
 constexpr int WAYS = 8;            // lines of the first-level cache that may lie at the same place
 constexpr int TURNED_ROWS = 192;   // rows, and
 constexpr int PANEL_ROWS = 384;    // summed positions of them, that meet a panel while it is in the first-level cache
+constexpr int PAIR = 2 * PANEL;    // columns of two panels, which few rows read side by side: a core reads more from two places
+constexpr int PAIRED_ROWS = BLOCK_COLS < PAIR ? BLOCK_ROWS * BLOCK_COLS / PAIR : 0;  // whose sums registers hold
 
 // An operand of which there may be a packed form: `panels` (nullptr: there is none) of the matrix that begins at `first`,
 // which has `deep` summed positions.
@@ -74,15 +76,15 @@ MIRAGE_INLINE void packed_block(Result c, const float* a, int64_t lda, const T* 
     }
 }
 // The same for a block of LEAST to MOST rows, of which SIZE is known when it runs.
-template <Rows FORM, int LEAST, int MOST, int SIZE = MOST < BLOCK_ROWS ? MOST : BLOCK_ROWS, class T>
+template <Rows FORM, int VECTORS, int LEAST, int MOST, int SIZE = MOST < BLOCK_ROWS ? MOST : BLOCK_ROWS, class T>
 MIRAGE_INLINE void packed_block_of(int rows, Result c, const float* a, int64_t lda, const T* b, int64_t panel, int depth,
                                    int64_t fetched) {
     if constexpr (is_made(SIZE, LEAST, MOST)) {
         constexpr bool LAST = SIZE == smallest_block(LEAST, MOST);
-        if (LAST || rows == SIZE) return packed_block<FORM, SIZE, 2>(c, a, lda, b, panel, depth, fetched);
+        if (LAST || rows == SIZE) return packed_block<FORM, SIZE, VECTORS>(c, a, lda, b, panel, depth, fetched);
     }
     if constexpr (SIZE > smallest_block(LEAST, MOST))
-        packed_block_of<FORM, LEAST, MOST, SIZE - 1>(rows, c, a, lda, b, panel, depth, fetched);
+        packed_block_of<FORM, VECTORS, LEAST, MOST, SIZE - 1>(rows, c, a, lda, b, panel, depth, fetched);
 }
 // `high` rows of `a` from row i and position k on, as `TURNED` has them. Rows far apart share places of the first-level cache.
 [[maybe_unused]] static void turn_block(float* __restrict to, Operand<float> a, int i, int high, int k, int depth) {
@@ -122,7 +124,13 @@ struct Turned {
 template <Rows FORM, class Form, int LEAST, int MOST, bool WHOLE, class T>
 [[maybe_unused]] static void packed_rows(Result c, int rows, int cols, int depth, const float* a, int64_t lda,
                                          const T* b, int64_t panel) {
-    for (int j = 0; j < cols; j += BLOCK_COLS) {
+    int j = 0;
+    if constexpr (Form::DIRECT && LEAST <= PAIRED_ROWS) {
+        constexpr int FEW = MOST < PAIRED_ROWS ? MOST : PAIRED_ROWS;
+        for (; rows <= FEW && j + PAIR <= cols; j += PAIR)
+            packed_block_of<FORM, PAIR / LANES, LEAST, FEW>(rows, {c.data + j, c.row, c.fresh}, a, lda, b + j / PANEL * panel, panel, depth, 0);
+    }
+    for (; j < cols; j += BLOCK_COLS) {
         const T* const from = b + j / PANEL * panel + j % PANEL;
         const int width = WHOLE || cols - j > BLOCK_COLS ? BLOCK_COLS : cols - j;
         for (int i = 0, second = 0, high = 0; i < rows; i += high) {
@@ -132,10 +140,10 @@ template <Rows FORM, class Form, int LEAST, int MOST, bool WHOLE, class T>
             if (i == 0) second = high;
             const float* const x = a + i * (FORM == TURNED ? depth : lda);
             if (Form::DIRECT && (WHOLE || width == BLOCK_COLS)) {
-                packed_block_of<FORM, LEAST, MOST>(high, {c.data + i * c.row + j, c.row, c.fresh}, x, lda, from, panel, depth, fetched);
+                packed_block_of<FORM, 2, LEAST, MOST>(high, {c.data + i * c.row + j, c.row, c.fresh}, x, lda, from, panel, depth, fetched);
             } else if constexpr (!Form::DIRECT || !WHOLE) {
                 alignas(64) float own[BLOCK_ROWS * BLOCK_COLS];
-                packed_block_of<FORM, LEAST, MOST>(high, {own, BLOCK_COLS, true}, x, lda, from, panel, depth, fetched);
+                packed_block_of<FORM, 2, LEAST, MOST>(high, {own, BLOCK_COLS, true}, x, lda, from, panel, depth, fetched);
                 Form::put(c, own, i, j, high, width);
             }
         }
