@@ -148,7 +148,8 @@ static long least(long x, long y) { return x < y ? x : y; }
 static Weights kept;
 template <int ROWS>
 static long products() {  // what caches hold is read as fast from the beginning, and many rows take long
-  const long held = least(WEIGHTS, share * threads) / (SIDE * SIDE * 4) / (kept == AS_STORED ? 3 : ROWS > FEW ? 2 : 1);
+  const long all = ROWS > 1 ? least(WEIGHTS, share * threads) : share * threads;  // a row waits for memory alone, so caches are to hold little
+  const long held = all / (SIDE * SIDE * 4) / (kept == AS_STORED ? 3 : ROWS > FEW ? 2 : 1);
   return held < 1 ? 1 : held;
 }
 template <int ROWS, bool STORED>

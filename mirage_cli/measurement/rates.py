@@ -57,7 +57,7 @@ TURNS = 3  #: of what is found by going on
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
 LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
 AGAIN = {"least": 40, "alone": 8, "split": 8, "held": 6}  #: runs of short chains, of which the fastest counts
-#: of what waits for memory the median of so many counts, behind a first that finds threads asleep and pages forgotten
+#: of what waits for memory the fastest of so many counts, behind a first that finds threads asleep and pages forgotten
 WARM = {"one": 4, "single": 2, "few": 3, "p": 3, "q": 2, "c": 2}
 #: chains that are so many times shorter: with many rows it matters little what caches hold
 SHORTER = {"many": 2, "long": 3}
@@ -225,7 +225,7 @@ def measure(compiler: Tool) -> Reading:
         compiled = beside.submit(_compile, compiler, folder)
         chains = _Chains()
         compiled.result()
-        size = min(LARGEST, 2 * devices.cache_bytes("cpu"))
+        size = min(LARGEST, 4 * devices.cache_bytes("cpu"))
         with conversation((str(folder / "rates"), str(cores()), str(size)), folder, SECONDS) as own:
             small, one = (max(float(own.ask(kind)) for _ in range(SMALL)) for kind in "ri")
             rounds = [_round(own, chains, (*PAIRED, *REST)) for _ in range(ROUNDS)]
@@ -263,7 +263,7 @@ def _round(own: Conversation, chains: _Chains, kinds: Sequence[str]) -> dict[str
         return float(own.ask(kind)) if len(kind) == 1 else 1 / chains.seconds(kind)
 
     readings = {kind: [read(kind) for _ in range(1 + WARM.get(kind, 0))] for kind in kinds}
-    return {kind: statistics.median(all_[1:] or all_) for kind, all_ in readings.items()}
+    return {kind: max(all_[1:] or all_) for kind, all_ in readings.items()}
 
 
 def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:

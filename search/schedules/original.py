@@ -6,7 +6,7 @@ On a CPU that is onnxruntime, as it runs what stays when a session is made (`run
    8 bits faster; those of other quantised weights unpack them first, or multiply bytes;
 2. products of activations, as in attention, which are small and many;
 3. everything elementwise between products, which is joined: it reads and writes once;
-4. the operators that are left over, which copy: transposes, slices, concatenations.
+4. the operators that are left over, which copy: transposes, slices, concatenations; caches that grow come from memory.
 
 What is one operator for libraries (attention with a cache, on CPUs any that holds several products) reads and writes once too.
 
@@ -152,10 +152,12 @@ class _Original:
         joined = list(self.joined())
         if operators < len(products) and not cached:
             return 1e6 * self.held(products, joined)
-        left = max(0, operators - len(products) - len(joined))
+        grown = sum(bool(s.parts) for s in self.program.sources)  # caches, which are joined from memory to memory
+        left = max(0, operators - len(products) - len(joined) - grown)
         copied = max([self.activations(n) for n in products] + [moved for _, moved in joined], default=0.0)
         seconds = sum(map(self.started, products)) + sum(self.elementwise(*part) for part in joined)
         t, c = self.target, self.target.fitted(Cpu)
+        seconds += 0.0 if cached else 2 * bytes_in_parts(self.program, self.sizes) / t.bandwidth
         return 1e6 * (seconds + left * copied / (t.bandwidth * c.library_copies))
 
     def held(self, products: Sequence[Node], joined: Sequence[tuple[float, float]]) -> float:

@@ -13,6 +13,7 @@ from mirage_cli.lax.dtypes import F16, F32, I8, U4, U8, DType
 from mirage_cli.lax.extents import symbol
 from mirage_cli.lax.ir import compose
 from mirage_cli.lax.ir.graph import Graph
+from mirage_cli.lax.ir.joints import Parts
 from mirage_cli.lax.ir.program import Program
 from mirage_cli.search.schedules.cost import floor_us
 from mirage_cli.search.schedules.fitted import Block, Cpu
@@ -81,6 +82,14 @@ def test_operators_that_compute_nothing_copy() -> None:
     copied = 4 * (2 * 8 * 32 * 64 + 8 * 32 * 32)
     more = original_us(p, 3, target) - original_us(p, 1, target)
     assert more == pytest.approx(2e6 * copied / (target.bandwidth * target.fitted(Cpu).library_copies))
+
+
+def test_caches_that_grow_are_read_and_written_in_memory() -> None:
+    p, target = program(attention, F32), cpu()
+    first, second = p.sources
+    grown = replace(p, sources=(first, replace(second, parts=Parts(1, 1))))
+    more = original_us(grown, 2, target) - original_us(p, 1, target)
+    assert more == pytest.approx(2e6 * 4 * 8 * 32 * 64 / target.bandwidth)
 
 
 def test_weights_are_read_and_then_multiplied() -> None:
