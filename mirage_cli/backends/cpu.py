@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -38,6 +39,8 @@ ISA_FLAGS = {
 #: Only RegisterCustomOps and the C entry points are seen from outside, nothing is undefined, nothing unused is linked.
 LINKER_FLAGS = ("--version-script=exports.map", "-z", "defs", "--as-needed") if sys.platform == "linux" else ()
 
+_SHARED = re.compile(r"^MIRAGE_PRODUCTS\((.*)\)$", re.MULTILINE)  #: as templates/kernel.cpp.j2 prints it
+
 
 def isas() -> tuple[str, ...]:
     """The instruction sets that this machine's kernels are compiled for, lowest first."""
@@ -54,6 +57,21 @@ def jobs(cxx: Tool, fragment: str) -> list[CompileJob]:
             f"build/{fragment}.{isa}.o",
             (*FLAGS, *ISA_FLAGS[isa], f"-DMIRAGE_ISA={isa}"),
         )
+        for isa in isas()
+    ]
+
+
+def shared_jobs(cxx: Tool, source: str) -> list[CompileJob]:
+    """The compilations of what the kernels of a library share, as the source of one of them declares it."""
+    return [
+        _job(
+            cxx,
+            "products",
+            "include/mirage/cpu/products.cpp",
+            f"build/products_{re.sub('[^0-9A-Za-z]+', '_', operands).strip('_')}.{isa}.o",
+            (*FLAGS, *ISA_FLAGS[isa], f"-DMIRAGE_ISA={isa}", f"-DMIRAGE_SHARED={operands}"),
+        )
+        for operands in _SHARED.findall(source)
         for isa in isas()
     ]
 

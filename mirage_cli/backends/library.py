@@ -76,9 +76,9 @@ def build_library(
     """
     options = options or Options()
     _validate(operators, sources)
-    build = _Build(
-        folder, toolchain, options, {op.id: _jobs(op, sources[op.id], toolchain, options) for op in operators}
-    )
+    jobs = {op.id: _jobs(op, sources[op.id], toolchain, options) for op in operators}
+    shared = {op.id: cpu.shared_jobs(toolchain.cxx, sources[op.id].cpp or "") for op in operators}
+    build = _Build(folder, toolchain, options, jobs, shared)
     build.write_sources(sources)
     failed = build.compile_kernels(operators)
     left = tuple(op for op in operators if op.id not in failed)
@@ -106,6 +106,7 @@ class _Build:
     toolchain: Toolchain
     options: Options
     jobs: Mapping[str, list[CompileJob]]
+    shared: Mapping[str, list[CompileJob]]  #: what kernels share with others
 
     @property
     def src(self) -> Path:
@@ -130,13 +131,23 @@ class _Build:
         """Compile the kernels of all operators; the failures by fragment."""
         missing = [op for op in operators if not self.jobs[op.id]]
         failed = {op.id: CompileError(f"{op.op_type} has a CUDA kernel only, and there is no nvcc") for op in missing}
-        jobs = [job for op in operators for job in self.jobs[op.id]]
+        shared = self._shared(operators)
+        jobs = [*shared, *(job for op in operators for job in self.jobs[op.id])]
         jobs.sort(key=lambda job: not job.source.endswith(".cu"))  # the longest first
         for job, error in self._compile(jobs).items():
             suffix = job.source.rpartition(".")[2]
             error.kind = {"cpp": "cpu", "cu": "cuda"}.get(suffix, suffix)
-            failed.setdefault(job.fragment, error)
+            for fragment in shared.get(job, [job.fragment]):
+                failed.setdefault(fragment, error)
         return failed
+
+    def _shared(self, operators: Sequence[OperatorSpec]) -> dict[CompileJob, list[str]]:
+        """The compilations of what kernels share, with the fragments that need it."""
+        readers: dict[CompileJob, list[str]] = {}
+        for op in operators:
+            for job in self.shared[op.id]:
+                readers.setdefault(job, []).append(op.id)
+        return readers
 
     def write_tables(self, operators: Sequence[OperatorSpec]) -> tuple[tuple[str, ...], ...]:
         """Write library.cpp and compile it and runtime.cpp, write mirage.h and build.sh; the commands of the whole build."""
@@ -150,7 +161,7 @@ class _Build:
         (self.folder / HEADER).write_text(header, encoding="utf-8")
         cuda_used = any(map(self.has_cuda, operators))
         own = cpu.library_jobs(self.toolchain.cxx, self.options.archs if cuda_used else (), others.used(operators))
-        kernels = [job for op in operators for job in self.jobs[op.id]]
+        kernels = [*(job for op in operators for job in self.jobs[op.id]), *self._shared(operators)]
         # Of objects with the same inline function the first counts: lowest instruction set first (see cpu.py).
         order = {f".{isa}.o": rank for rank, isa in enumerate(cpu.isas())}
         objects = sorted(

@@ -12,12 +12,12 @@ from mirage_cli.codegen.languages import LANGUAGES
 from mirage_cli.codegen.render import render
 from mirage_cli.codegen.requests import host
 from mirage_cli.codegen.requests.passes import ALL, Passes
-from mirage_cli.codegen.requests.request import INDEXED, Packing, Request, Spelled
+from mirage_cli.codegen.requests.request import INDEXED, Kernel, Packing, Request, Spelled
 from mirage_cli.codegen.requests.siblings import joined
 from mirage_cli.codegen.requests.stages import staged as in_stages
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
-from mirage_cli.kernel_language.printer import text
+from mirage_cli.kernel_language.printer import CPP, text
 from mirage_cli.lax import extents as ex
 from mirage_cli.lax.extents import Extent, Symbolic
 from mirage_cli.lax.ir.parts import in_parts, index_place
@@ -123,9 +123,14 @@ def source(
         ],
         entry=text(host.entry(ways, (*ARGUMENTS, language.host.queue), language.host)),
         workspace=text(host.workspace(ways)),
-        **({"packings": list(packings)} if target.kind == "cpu" else {}),
+        **({"packings": list(packings), "shared": _shared(kernels)} if target.kind == "cpu" else {}),
     )
     return Rendered(printed, tuple(s.kernel for s in kernels), tuple(s.tile for s in kernels), memory)
+
+
+def _shared(kernels: Sequence[Kernel]) -> list[str]:
+    """The operands of what the kernels share with others, as C++ declares them."""
+    return [", ".join(map(CPP.type, types)) for types in dict.fromkeys(t for s in kernels for t in s.shared)]
 
 
 CAPABILITY, ARCHITECTURE = (

@@ -4,6 +4,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mirage_cli.backends import cpu, cuda, toolchain
@@ -84,6 +85,37 @@ def test_headers_compile_alone(cxx: Toolchain, header: str, defines: list[str], 
     strict = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", "-fno-exceptions", "-fno-rtti"]
     command = [*cxx.cxx.command, *strict, *defines, "-fsyntax-only", f"-I{include_dir()}", str(tmp_path / "probe.cpp")]
     subprocess.run(command, check=True)
+
+
+_SHARED = "Operand<float>, const Quantised<U4, SameWhole, Same>&"
+_PRODUCT = """    using namespace mirage;
+    static const uint8_t w[] = {0xa8, 0x78, 0x08, 0xf9, 0x98, 0x31, 0x5c, 0x8e};
+    const uint8_t* const panels = nullptr;
+    const auto weights = quantised(stored<U4>(w, 0, 4, 1, panels, 4), same_whole(8), same(0.5f), 4);
+    const auto x = operand(static_cast<const float*>(in[0]), 4, 1);
+    contract(static_cast<float*>(out[0]), 4, static_cast<int>(extents[0]), 4, 4, x, weights, false);"""
+
+
+def test_what_kernels_share_is_compiled_once(cxx: Toolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in cpu.FLAGS))
+    monkeypatch.setattr(cpu, "ISA_FLAGS", {"base": ()})
+    specs = [replace(AFFINE, id=f"a{n}", op_type=f"product_a{n}") for n in range(3)]
+    declared = [f'#include "mirage/cpu/tile.hpp"\nMIRAGE_PRODUCTS({of})\n' for of in (_SHARED, _SHARED, "NoType, Same")]
+    sources = {
+        s.id: KernelSource(s.id, cpu_source(s.id, _PRODUCT if n < 2 else "", before=declared[n]))
+        for n, s in enumerate(specs)
+    }
+    compiled = list[str]()
+    result = build_library(specs, sources, tmp_path, cxx, Options(progress=lambda job: compiled.append(job.object)))
+    assert set(result.failed) == {"a2"}
+    assert sum("Operand_float" in name for name in compiled) == 1
+    assert result.library is not None
+    x = random(20, 4)
+    weights = np.array([[0, 2, 0, -1], [0, -8, 1, 7], [0, 1, -7, -5], [4, -3, 6, 0]]) * 0.5
+    for s in specs[:2]:
+        found = sessions.run(sessions.session(make_model(s), result.library), {"in0": x})
+        np.testing.assert_allclose(found["out0"], x @ weights.T, rtol=1e-5, atol=1e-5)
+    assert (tmp_path / "src" / "build.sh").read_text().count("products.cpp") == 1
 
 
 def test_failures_are_isolated(cxx: Toolchain, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,16 @@ def test_replaced_as_packed(case: str, tmp_path: Path, cache: Path) -> None:
         assert verify_folder(out, VerifyOptions()).passed
 
 
+def shared_products(source: Path) -> set[str]:
+    """How the object of a kernel names the products that it shares: U for those that another one has."""
+    built = source.with_suffix(".o")
+    command = ["c++", "-std=c++17", "-O0", "-DMIRAGE_ISA=base", "-Iinclude", "-c", source.name, "-o", str(built)]
+    subprocess.run(command, check=True, cwd=source.parent)
+    named = subprocess.run(["nm", "-C", str(built)], check=True, capture_output=True, text=True).stdout
+    built.unlink()
+    return {line[17] for line in named.splitlines() if "shared_products<" in line}
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 def test_activations_in_bytes(rows: int, tmp_path: Path, cache: Path) -> None:
     random = np.random.default_rng(5)
@@ -130,7 +141,9 @@ def test_activations_in_bytes(rows: int, tmp_path: Path, cache: Path) -> None:
     original = sessions.run(sessions.session(path.read_bytes()), x)["y"]
     ours = sessions.run(sessions.session((out / MODEL).read_bytes(), library=out / LIBRARY), x)["y"]
     assert error(ours, exact) <= 2 * error(original, exact) + 1e-6
-    assert any("in_levels(" in f.read_text() for f in (out / "src").glob("*.cpp"))
+    sources = [f for f in (out / "src").glob("*.cpp") if "in_levels(" in f.read_text()]
+    assert sources
+    assert {kind for f in sources for kind in shared_products(f)} == ({"U"} if rows > 16 else set())
     assert verify_folder(out, VerifyOptions()).passed
 
 

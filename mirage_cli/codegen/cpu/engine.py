@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from mirage_cli.codegen.cpu.statements import CpuPositions, buffer_type, room, rounded_bytes, statements
-from mirage_cli.codegen.requests.request import Kernel, Launch, Request
+from mirage_cli.codegen.cpu.positions import CpuPositions, buffer_type
+from mirage_cli.codegen.cpu.products import panels, room, rounded_bytes, shared
+from mirage_cli.codegen.cpu.statements import statements
+from mirage_cli.codegen.requests.request import Kernel, Launch, Parameter, Request
 from mirage_cli.codegen.terms.expressions import ZERO
 from mirage_cli.codegen.tiles.optimize import tile_program
 from mirage_cli.codegen.tiles.tile import Buffer, Compute, Contract, Init, Reduce, Scale, TileProgram
@@ -20,10 +23,22 @@ ALIGNMENT = 128  #: bytes of scratch memory beyond the tiles
 PARAMETERS, MEMORY, BLOCK, STEP = map(k.name, ("parameters", "memory", "block", "step"))
 
 
+class _Positions(CpuPositions):
+    """Those of a kernel that also reads the packed forms of weights."""
+
+    def inputs(self) -> tuple[Parameter, ...]:
+        return (*super().inputs(), *self.panels)
+
+    @cached_property
+    def panels(self) -> tuple[Parameter, ...]:
+        """The packed forms that its products read."""
+        return panels(self)
+
+
 def cpu_kernel(r: Request) -> Kernel:
     """A kernel for CPUs. Raises Refused."""
     tile = _made_once(tile_program(r.program, r.block, r.schedule, r.target, r.passes))
-    at = CpuPositions(tile, r)
+    at = _Positions(tile, r)
     parallel = CostModel(at.p, at.g, r.target).parallel(r.schedule)
     blocks = tuple(map(at.blocks, at.grid()))
     launch = Launch(at.inputs(), at.outputs(), r.numbers, blocks, shared_bytes=tile.shared_bytes, parallel=parallel)
@@ -34,7 +49,7 @@ def cpu_kernel(r: Request) -> Kernel:
         *_loop(at),
         *statements(at, at.t.epilogue, EPILOGUE),
     )
-    return Kernel(tile, ir.Kernel(f"kernel{r.number}", "data", fields, (), body), launch)
+    return Kernel(tile, ir.Kernel(f"kernel{r.number}", "data", fields, (), body), launch, shared=shared(at))
 
 
 def _made_once(t: TileProgram) -> TileProgram:

@@ -277,11 +277,10 @@ template <class Form, int MOST, class Q, class Z, class S>
 #endif
     level_products<InRegisters<Sums<Q::BITS>, MOST>, Sums<Q::BITS>, Form>(c, rows, cols, depth, own, b);
 }
-template <class K = Known<>, class Q, class Z, class S>
-[[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Levels a, Quantised<Q, Z, S> b,
-                                      bool add) {
-    if (!has_panels(b)) return contract<K>(c, ldc, rows, cols, depth, a.plain, b, add);
-    level_contract<Plain, K::MOST>({c, ldc, !add}, rows, cols, depth, a, b);
+template <int LEAST, int MOST, class Q, class Z, class S>
+MIRAGE_INLINE void products(Result c, int rows, int cols, int depth, Levels a, const Quantised<Q, Z, S>& b) {
+    if (!has_panels(b)) return quantised_many<Plain, false>(c, rows, cols, depth, a.plain, b, false);
+    level_contract<Plain, MOST>(c, rows, cols, depth, a, b);
 }
 template <class K = Known<>, class Q, class Z, class S>
 [[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Quantised<Q, Z, S> a, Levels b,

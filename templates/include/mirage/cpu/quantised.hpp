@@ -17,6 +17,7 @@ inline namespace MIRAGE_ISA {
 constexpr int UNPACKED_ROWS = LANES == 16 ? 5 : LANES == 8 ? 4 : 3;  // rows for which numbers are unpacked into registers
 constexpr int ALONE = LANES == 16 ? 1 : 2;  // vectors that few rows meet at a time: one panel streams faster than two
 constexpr int FEW_ROWS = LANES == 16 ? 20 : LANES == 8 ? 8 : 4;      // up to here they are unpacked again for every so many rows
+constexpr int SHARED_ROWS = 16;  // contractions of as many rows and more need all sizes of blocks, and share them
 
 // Numbers as they are stored: several in a byte, the first in its low bits, or one.
 template <int BITS_, bool SIGNED_>
@@ -374,7 +375,7 @@ template <int BITS, bool SIGNED, class Z, class S>
         }
     }
 }
-template <class Form, class Q, class Z, class S>
+template <class Form, bool PACKED = true, class Q, class Z, class S>
 [[maybe_unused]] static void quantised_many(Result c, int rows, int cols, int depth, Operand<float> a,
                                             const Quantised<Q, Z, S>& x, bool panels) {
     alignas(64) float packed[DEPTH * BLOCK_COLS], turned[BLOCK_ROWS * DEPTH], own[BLOCK_ROWS * BLOCK_COLS];
@@ -383,11 +384,9 @@ template <class Form, class Q, class Z, class S>
         const int width = cols - j < BLOCK_COLS ? cols - j : BLOCK_COLS;
         for (int k = 0; k < depth; k += DEPTH) {
             const int part = depth - k < DEPTH ? depth - k : DEPTH;
-            if (panels) {
-                unpack(packed, b, j, k, part);
-            } else {
-                unpack(packed, x, width, j, k, part);
-            }
+            if constexpr (PACKED)
+                if (panels) unpack(packed, b, j, k, part);
+            if (!PACKED || !panels) unpack(packed, x, width, j, k, part);
             const bool fresh = c.fresh && k == 0;
             for (int i = 0, high = 0; i < rows; i += high) {
                 high = first_block(rows - i);
@@ -418,11 +417,28 @@ template <class Form, int LEAST, int MOST, class Q, class Z, class S>
             return quantised_few<Form, MOST>(c, rows, cols, depth, a.data, a.row, columns(b));
     quantised_many<Form>(c, rows, cols, depth, a, b, panels);
 }
+template <int LEAST, int MOST, class Q, class Z, class S>
+MIRAGE_INLINE void products(Result c, int rows, int cols, int depth, Operand<float> a, const Quantised<Q, Z, S>& b) {
+    quantised_contract<Plain, LEAST, MOST>(c, rows, cols, depth, a, b);
+}
+// Products that take long to compile, for any number of rows: a library has them once (products.cpp), and sources of kernels
+// declare those that they share.
+template <class A, class W>
+void shared_products(Result c, int rows, int cols, int depth, A a, const W& b) {
+    products<1, 1 << 20>(c, rows, cols, depth, a, b);
+}
+#define MIRAGE_PRODUCTS(...)                                                 \
+    namespace mirage {                                                       \
+    inline namespace MIRAGE_ISA {                                            \
+    extern template void shared_products(Result, int, int, int, __VA_ARGS__); \
+    }                                                                        \
+    }
 // As `contract` of other operands.
-template <class K = Known<>, class Q, class Z, class S>
-[[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Operand<float> a,
-                                      Quantised<Q, Z, S> b, bool add) {
-    quantised_contract<Plain, K::LEAST, K::MOST>({c, ldc, !add}, rows, cols, depth, a, b);
+template <class K = Known<>, class A, class Q, class Z, class S>
+[[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, A a, Quantised<Q, Z, S> b, bool add) {
+    const Result to = {c, ldc, !add};
+    if constexpr (K::MOST >= SHARED_ROWS) return shared_products(to, rows, cols, depth, a, b);
+    products<K::LEAST, K::MOST>(to, rows, cols, depth, a, b);
 }
 template <class K = Known<>, class Q, class Z, class S>
 [[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Quantised<Q, Z, S> a,

@@ -30,7 +30,7 @@ constexpr int LINE = 16;                            // positions that are rounde
 #define MIRAGE_UNROLLED _Pragma("GCC unroll 16")
 #endif
 
-// Activations, and room for them in bytes: `rounded_bytes` in codegen/cpu/statements.py says how much.
+// Activations, and room for them in bytes: `rounded_bytes` in codegen/cpu/products.py says how much.
 struct Rounded {
     Operand<float> plain;
     unsigned char* room;
@@ -370,12 +370,11 @@ template <class Form, int MOST, class Q, class Z, class S>
 #endif
     rounded_products<Sums<Q::BITS>, Form, MOST>(c, rows, cols, depth, own, b);
 }
-// As `contract` of activations that stay as they are.
-template <class K = Known<>, class Q, class Z, class S>
-[[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Rounded a, Quantised<Q, Z, S> b,
-                                      bool add) {
-    if (!has_panels(b)) return contract<K>(c, ldc, rows, cols, depth, a.plain, b, add);
-    rounded_contract<Plain, K::MOST>({c, ldc, !add}, rows, cols, depth, a, b);
+// As those of activations that stay as they are.
+template <int LEAST, int MOST, class Q, class Z, class S>
+MIRAGE_INLINE void products(Result c, int rows, int cols, int depth, Rounded a, const Quantised<Q, Z, S>& b) {
+    if (!has_panels(b)) return quantised_many<Plain, false>(c, rows, cols, depth, a.plain, b, false);
+    rounded_contract<Plain, MOST>(c, rows, cols, depth, a, b);
 }
 template <class K = Known<>, class Q, class Z, class S>
 [[maybe_unused]] static void contract(float* c, int64_t ldc, int rows, int cols, int depth, Quantised<Q, Z, S> a, Rounded b,
