@@ -58,7 +58,7 @@ OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that
 LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
 AGAIN = {"least": 40, "alone": 8, "split": 8, "held": 6}  #: runs of short chains, of which the fastest counts
 #: of what waits for memory the fastest of so many counts, behind a first that finds threads asleep and pages forgotten
-WARM = {"one": 4, "single": 2, "few": 3, "p": 3, "q": 2, "c": 2}
+WARM = {"one": 4, "single": 2, "few": 3, "long": 2, "p": 3, "q": 2, "c": 2}
 #: chains that are so many times shorter: with many rows it matters little what caches hold
 SHORTER = {"many": 2, "long": 3}
 
