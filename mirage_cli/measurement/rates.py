@@ -47,7 +47,7 @@ WEIGHTS = 4.0 * LAYERS * WIDTH * WIDTH  #: bytes of them
 FEW_ROWS, ROWS = FEW, 128  #: of these, and of packed products in rates.cpp
 HELD = 4  #: such products whose weights caches hold
 DEEP = 4  #: times as many summed positions of long sums, as in feed-forward layers
-ROUNDS = 4  #: of what is done in turns
+ROUNDS = 3  #: of what is done in turns
 READINGS = 6  #: how many are kept: each of so many rounds
 SMALL = 2  #: readings of small pages by all cores and by one, of which the fastest counts
 PAIRED = ("c", "few", "f", "m", "many")  #: products that tell how fast a round is: letters of rates.cpp, and words
@@ -57,7 +57,8 @@ TURNS = 3  #: of what is found by going on
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
 LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
 AGAIN = {"least": 40, "alone": 8, "split": 8, "held": 6}  #: runs of short chains, of which the fastest counts
-#: of what waits for memory the fastest of so many counts, behind a first that finds threads asleep and pages forgotten
+#: of what waits for memory so many count, behind a first that finds threads asleep and pages forgotten: of sessions, whose
+#: threads sleep again, the fastest; of ours the median, since those who share a cache are still for moments
 WARM = {"one": 4, "single": 2, "few": 3, "long": 2, "p": 3, "q": 2, "c": 2}
 #: chains that are so many times shorter: with many rows it matters little what caches hold
 SHORTER = {"many": 2, "long": 3}
@@ -263,7 +264,9 @@ def _round(own: Conversation, chains: _Chains, kinds: Sequence[str]) -> dict[str
         return float(own.ask(kind)) if len(kind) == 1 else 1 / chains.seconds(kind)
 
     readings = {kind: [read(kind) for _ in range(1 + WARM.get(kind, 0))] for kind in kinds}
-    return {kind: max(all_[1:] or all_) for kind, all_ in readings.items()}
+    return {
+        k: statistics.median(all_[1:] or all_) if len(k) == 1 else max(all_[1:] or all_) for k, all_ in readings.items()
+    }
 
 
 def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
