@@ -57,9 +57,9 @@ TURNS = 3  #: of what is found by going on
 OPERATORS, SOME = 128, 32  #: of a chain of the smallest ones, and of those that are worth several threads
 LEAST, ELEMENTS = 16, 1 << 16  #: elements of these
 AGAIN = {"least": 40, "alone": 8, "split": 8, "held": 6}  #: runs of short chains, of which the fastest counts
-#: of what waits for memory so many count, behind a first that finds threads asleep and pages forgotten: of sessions, whose
-#: threads sleep again, the fastest; of ours the median, since those who share a cache are still for moments
-WARM = {"one": 4, "single": 2, "few": 3, "long": 2, "p": 3, "q": 2, "c": 2}
+#: what is done so many times more, of which the median counts: a first run finds threads asleep and pages forgotten
+WARM = {"one": 4, "single": 2, "few": 3, "long": 1, "p": 3, "q": 2, "c": 2}
+FASTEST = ("one", "single")  #: of these the fastest counts: between short runs threads of sessions fall asleep again
 #: chains that are so many times shorter: with many rows it matters little what caches hold
 SHORTER = {"many": 2, "long": 3}
 
@@ -264,9 +264,7 @@ def _round(own: Conversation, chains: _Chains, kinds: Sequence[str]) -> dict[str
         return float(own.ask(kind)) if len(kind) == 1 else 1 / chains.seconds(kind)
 
     readings = {kind: [read(kind) for _ in range(1 + WARM.get(kind, 0))] for kind in kinds}
-    return {
-        k: statistics.median(all_[1:] or all_) if len(k) == 1 else max(all_[1:] or all_) for k, all_ in readings.items()
-    }
+    return {k: (max if k in FASTEST else statistics.median)(all_[1:] or all_) for k, all_ in readings.items()}
 
 
 def _typical(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
