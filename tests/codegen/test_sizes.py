@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from mirage_cli.codegen.engines import kernel_of
+from mirage_cli.codegen.requests.request import Request
 from mirage_cli.kernel_language import build as k
 from mirage_cli.kernel_language import ir
+from mirage_cli.kernel_language.printer import CPP
 from mirage_cli.lax.dtypes import F16, F32, DType
 from mirage_cli.lax.extents import Symbolic, symbol
 from mirage_cli.lax.ir import compose
@@ -196,3 +200,15 @@ def test_offsets_of_unknown_sizes_have_64_bits(on_gpu: list[Case]) -> None:
         for kernel in case.render().kernels:
             (offsets,) = (s for s in kernel.body if isinstance(s, ir.Alias) and s.name == "offset_t")
             assert offsets.type == ir.Type("int64_t")
+
+
+def test_kernels_name_no_symbols_but_their_own() -> None:
+    """A product with 1 / 255 is a quotient by a number, which no sum of the fragment over other positions makes 0."""
+    build = lambda g, t: [g.map("exp", compose.scale(g, g.input("x", (symbol("rows"), 72), t), Fraction(1, 255)))]
+    case = best("scaled", program(build, F32), "cpu", "block")
+    (part,), (schedule,) = case.graph.kernels, case.schedules
+    elsewhere = (Symbolic(1, ("past",)),)
+    request = Request(part.program, part.block, schedule, case.target, 0, ("past", "rows"), hollow=elsewhere)
+    made = kernel_of(request)
+    assert "/ 0x1.fep+7f" in CPP.function(made.kernel)
+    assert {int(n) for n in re.findall(r"\bs_(\d+)\b", CPP.function(made.kernel))} <= set(request.numbers) == {1}

@@ -126,8 +126,8 @@ def hollow(extents: Iterable[ir.Expression]) -> ir.Expression | None:
 
 
 def quotient(empty: ir.Expression | None, below: ir.Expression, value: ir.Expression) -> ir.Expression:
-    """A quotient that is 0 where the divisor `below` is a sum over nothing."""
-    if empty is None:
+    """A quotient that is 0 where the divisor `below` is a sum over nothing, which a constant is not."""
+    if empty is None or isinstance(below, ir.Literal):
         return value
     return k.select(k.binary("&&", empty, k.binary("==", below, ZERO)), ZERO, value)
 
