@@ -137,9 +137,8 @@ class Facts:
 
     # --- concatenations -------------------------------------------------------------------------------------------------
     def unequal(self, v: int) -> bool:
-        """True if a value is a concatenation of unequal parts."""
-        step = self.step(v)
-        return isinstance(step, g.Concat) and len({self.graph.dims(i)[step.dim] for i in self.graph.inputs[v]}) > 1
+        """True if a value is a concatenation of unequal parts, which no index tells apart (`Graph.unit`)."""
+        return isinstance(self.step(v), g.Concat) and self.graph.unit(v) is None
 
     def kept(self, v: int) -> bool:
         """True if a value is stored whatever fragments there are: a result, or a part of a concatenation of unequal ones."""

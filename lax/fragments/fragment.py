@@ -296,9 +296,8 @@ class _Partitioner(Facts):
     def next_end(self, current: int, c: int) -> int | None:
         """The nearest value through which everything computed from `current` passes, over elementwise steps only."""
         region = {current}
-        left = {
-            current: len(self.users[current])
-        }  #: values whose readers are not all in the region, and how many are not
+        #: values whose readers are not all in the region, and how many are not
+        left = {current: len(self.users[current])}
         pending = list(self.users[current])  # a heap: sorted as it is
         # what joins its halves again (a rotary embedding) is computed here where it is stored in any case
         joins = False
@@ -329,7 +328,8 @@ class _Partitioner(Facts):
         if isinstance(step, g.Cast | g.Reshape | g.Transpose | g.Slice):
             return True
         if isinstance(step, g.Concat) and not self.unequal(value):
-            return region.issuperset(self.graph.inputs[value]) and few_rows(self, c)
+            once = not any(isinstance(self.step(s), g.Concat) for s in region)  # a turned part is multiplied again
+            return once and region.issuperset(self.graph.inputs[value]) and few_rows(self, c)
         if not isinstance(step, g.Map):
             return False
         if all(self.elements(i) != self.elements(value) for i in self.graph.inputs[value] if i in region):

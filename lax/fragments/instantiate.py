@@ -241,9 +241,17 @@ class _Builder:
     def stored(self, v: int, index: Index) -> str:
         number = self.sources.setdefault(v, len(self.sources))
         name = f"x{len(self.inputs)}"
+        if any(self.outside(d) for dim in index for d in dim):
+            raise Refused("a part of a concatenation is read beyond its end")
         slots = tuple(s for dim in index for d in dim for s in self.slots(d))
         self.inputs.append(Input(name, number, slots))
         return name
+
+    def outside(self, d: Digit) -> bool:
+        """True if positions are walked that are not there."""
+        count = self.extents[d.axis] if d.axis is not None else 1
+        end = d.offset + count if isinstance(count, int) else d.extent
+        return d.offset < 0 or (isinstance(end, int) and isinstance(d.extent, int) and end > d.extent)
 
     def slots(self, d: Digit) -> tuple[Slot, ...]:
         """A digit as slots: an aligned part of a run is a fixed position and a whole run."""
@@ -352,24 +360,28 @@ class _Builder:
         return (*self.shifted(digits[:1], runs, start // inner, 1), *digits[1:])
 
     def concat(self, v: int, dim: int, index: Index) -> Making:
-        """One part where the index lies within it; else a choice between equal parts by the outer digit."""
+        """One part where the index lies within it; else a choice by the outer digit, which counts units (`Graph.unit`)."""
         parts = self.graph.inputs[v]
         sizes = [self.graph.dims(a)[dim] for a in parts]
         inside = self.part(index[dim], sizes)
         if inside is not None:
             number, digits = inside
             return (yield parts[number], (*index[:dim], digits, *index[dim + 1 :]))
-        if len(set(sizes)) != 1:
+        unit = self.graph.unit(v)
+        if unit is None:
             raise Refused(f"a concatenation of {', '.join(map(str, sizes))} positions is read across its joint")
-        outer, inner = self.regroup(index[dim], (len(parts), sizes[0]))
+        units = [e // unit if isinstance(e, int) and isinstance(unit, int) else 1 for e in sizes]
+        outer, inner = self.regroup(index[dim], (sum(units), unit))
         if len(outer) != 1 or outer[0].axis is None:
             raise Refused("a concatenation is read across its joints in another grouping")
-        at = (*index[:dim], inner, *index[dim + 1 :])
-        which = self.add(self.node("iota", axis=outer[0].axis), outer[0].offset)
-        chosen = yield parts[-1], at
-        for number in range(len(parts) - 2, -1, -1):
-            test = self.node("eq", [which, self.node("const", value=Fraction(number))])
-            chosen = self.node("where", [test, (yield parts[number], at), chosen])
+        which, chosen, at = self.add(self.node("iota", axis=outer[0].axis), outer[0].offset), "", sum(units)
+        for a, count in zip(reversed(parts), reversed(units), strict=True):
+            at -= count
+            op, bound = ("eq", at) if count == 1 else ("lt", at + count)
+            test = self.node(op, [which, self.node("const", value=Fraction(bound))]) if chosen else ""
+            own = () if count == 1 else (replace(outer[0], extent=count, offset=outer[0].offset - at),)
+            value = yield a, (*index[:dim], (*own, *inner), *index[dim + 1 :])
+            chosen = self.node("where", [test, value, chosen]) if chosen else value
         return chosen
 
     def part(self, digits: tuple[Digit, ...], sizes: Sequence[Extent]) -> tuple[int, tuple[Digit, ...]] | None:

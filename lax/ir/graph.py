@@ -23,6 +23,7 @@ from mirage_cli.lax.extents import Extent
 from mirage_cli.lax.ops import lookup
 
 Dims: TypeAlias = tuple[Extent, ...]
+MOST_UNITS = 16  #: units of a concatenation that are told apart
 
 
 class UnequalExtents(InvalidGraph):
@@ -363,6 +364,25 @@ class Graph:
         dims = list(self.dims(values[0]))
         dims[dim] = total
         return self.record(Concat(dim), values, dims, self.dtype(values[0]))
+
+    def unit(self, v: int) -> Extent | None:
+        """The positions that each operand of a concatenation has, or, where some are slices of values at the very place where
+        they stand (a head whose first part alone is turned), that each of the others has, and slices a few times as many:
+        the position in units tells which operand is read, all by the same index. None where nothing does."""
+        step = self.steps[v]
+        assert isinstance(step, Concat)
+        sizes = [self.dims(a)[step.dim] for a in self.inputs[v]]
+        if len(set(sizes)) == 1:
+            return sizes[0]
+        known = [e for e in sizes if isinstance(e, int)]
+        unit, at = math.gcd(*known), 0
+        if len(known) < len(sizes) or sum(known) > MOST_UNITS * unit:
+            return None
+        for a, size in zip(self.inputs[v], known, strict=True):
+            if size != unit and self.steps[a] != Slice(step.dim, at):
+                return None
+            at += size
+        return unit
 
     def iota(self, extent: Extent, dim: int, rank: int, dtype: DType) -> int:
         """0, 1, 2, ... along dimension `dim` of `rank`."""

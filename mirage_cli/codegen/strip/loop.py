@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from mirage_cli.codegen.strip.base import EACH_GROUP, ONE, SHOWN, Leaf
+from mirage_cli.codegen.strip.base import EACH_GROUP, ONE, SHOWN, Leaf, array
 from mirage_cli.codegen.strip.columns import MATRIX_TYPES, StripColumns, permuted
 from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, Vector, padded
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
@@ -28,7 +28,7 @@ from mirage_cli.kernel_language import ir
 from mirage_cli.lax.dtypes import F32, DType
 from mirage_cli.search.mugraph.mugraph import BODY, PROLOGUE, BlockOp
 from mirage_cli.search.schedules.products import warps_of_sum
-from mirage_cli.search.schedules.strip import HALF
+from mirage_cli.search.schedules.strip import CHUNK, HALF
 
 PANEL = 64  #: elements of a row that lie together where matrix instructions of a warpgroup read them
 
@@ -84,23 +84,46 @@ class StripLoop(StripColumns):
 
     def summed_early(self, o: BlockOp, v: Vector, e: Expr, summed: Sizes) -> list[ir.Statement]:
         """The statements of such a sum, once it is known which tiles there are."""
-        kept, out = v.axes, Lets()
+        kept, out, read = v.axes, Lets(), dict[str, OperandTile]()
+
+        def element(value: str) -> ir.Expression | None:
+            tile = self.copied(value, PROLOGUE)
+            if (
+                tile is None
+                or tile.kind != "Tile"
+                or tile.inner != summed
+                or count(summed) % (CHUNK // tile.dtype.bytes)
+            ):
+                return self.tile_element(value, PROLOGUE)
+            read[value] = tile
+            return k.name(f"{value}_part")["e"]
+
         inside = self.inside([a for a, _ in (*kept, *summed)], PROLOGUE)
         guard = out.let(inside, "bool") if inside else None
-        value = self.value_of(e, PROLOGUE, out, self.shared_vector, lambda x: self.tile_element(x, PROLOGUE), guard)
+        value = self.value_of(e, PROLOGUE, out, self.shared_vector, element, guard)
         kind = "StripSum" if o.op == "sum" else "StripMax"
-        value = k.select(guard, value, k.call(f"{kind}::none")) if guard else value
-        places = (*decode(kept, "o"), *decode(summed, "k"))
-        element = k.function(
-            [("int", "o"), ("int", "k")], k.ignore("o", "k"), *places, *out.statements, ir.Return(value)
-        )
+        none = k.call(f"{kind}::none")
+        value = k.select(guard, value, none) if guard else value
+        chunk = max((CHUNK // t.dtype.bytes for t in read.values()), default=1)
+        if read:  # elements that lie side by side are read at once
+            body: list[ir.Statement] = [k.let("int", "first", k.name("k") * chunk)]
+            for name, tile in read.items():
+                place = self.held(tile), self.vector_index(tile.outer), "first"
+                body += [array(f"{name}_part", chunk), k.run("tile_floats", f"{name}_part", *place)]
+            joined = k.assign("total", k.call(f"{kind}::join", "total", value))
+            each = (*decode(summed, k.name("first") + "e"), *out.statements, joined)
+            total = k.name("total")
+            body += [k.declare("float", "total", none), k.loop("e", chunk, *each, unroll=k.UNROLL), ir.Return(total)]
+        else:
+            body = [*decode(summed, "k"), *out.statements, ir.Return(value)]
+        terms = k.function([("int", "o"), ("int", "k")], k.ignore("o", "k"), *decode(kept, "o"), *body)
         put = k.function([("int", "o"), ("float", "x")], k.assign(k.name(o.name)["o"], "x"))
-        static = (kind, v.size, count(summed), "THREADS")
+        static = (kind, v.size, count(summed) // chunk, "THREADS")
         if warps_of_sum(v.size, count(summed), self.s.warps) == 1:
-            return [k.run("reduce", element, put, static=static), SYNC]
-        place = f"{o.name}_shares"
-        self.memory.keep(place, "float", 4 * self.s.warps)
-        return [k.run("reduce_shared", place, element, put, static=static), SYNC]
+            return [k.run("reduce", terms, put, static=static), SYNC]
+        shares = f"{o.name}_shares"
+        self.memory.keep(shares, "float", 4 * self.s.warps)
+        return [k.run("reduce_shared", shares, terms, put, static=static), SYNC]
 
     # --- body ---------------------------------------------------------------------------------------------------------
     def in_body(self, o: BlockOp) -> None:

@@ -111,13 +111,21 @@ __global__ void __launch_bounds__(128, 3) kernel0(const Parameters0 parameters) 
     for (int turn = 0; turn < 1; ++turn) load_others(turn, turn);
     copy_wait<1>();
     __syncthreads();
-    reduce<StripSum, 24, 16, THREADS>([&](int o, int k) {
+    reduce<StripSum, 24, 2, THREADS>([&](int o, int k) {
         (void)o, (void)k;
         [[maybe_unused]] const int i_b = o;
-        [[maybe_unused]] const int i_d = k;
-        const bool e0 = b_at + i_b < 9;
-        const float e1 = to_float(*Tile_t1{t1_tile}.element(i_b, i_d)) * to_float(*Tile_t1{t1_tile}.element(i_b, i_d));
-        return e0 ? e1 : StripSum::none();
+        const int first = k * 8;
+        float x0_part[8];
+        tile_floats(x0_part, Tile_t1{t1_tile}, i_b, first);
+        float total = StripSum::none();
+        #pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            [[maybe_unused]] const int i_d = first + e;
+            const bool e0 = b_at + i_b < 9;
+            const float e1 = x0_part[e] * x0_part[e];
+            total = StripSum::join(total, e0 ? e1 : StripSum::none());
+        }
+        return total;
     }, [&](int o, float x) {
         t6[o] = x;
     });

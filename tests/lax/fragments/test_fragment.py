@@ -348,6 +348,19 @@ def test_keys_are_turned_where_they_are_computed(rows: str, end: str, products: 
     assert {name: sum(n.op == "contract" for n in p.nodes) for name, p in found.items()} == products
 
 
+def test_keys_of_which_a_part_is_turned_are_multiplied_once() -> None:
+    """Of such a head more than there is would be multiplied: it is turned by a fragment of its own, whole."""
+    part = TURNED.replace("ROWS", "1").replace(",8] cache", ",16] cache").replace("all,8", "all,16")
+    part = part.replace("k = MatMul(x, w)", "wide = MatMul(x, w) k = Slice(wide, zero, eight, one)")
+    end = "rest = Slice(wide, eight, sixteen, one) head = Concat<axis = 1>(turned, rest) y = Concat<axis = 0>(cache, head)"
+    proto = onnx.parser.parse_model(part.replace("END", end))
+    proto.graph.initializer.append(numpy_helper.from_array(np.eye(16, dtype=np.float32) + 1, "w"))
+    for name, at in {"zero": 0, "one": 1, "four": 4, "eight": 8, "sixteen": 16}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.array([at]), name))
+    found = {f.program.outputs[0].name: f.program for f in parts_of_proto(proto).fragments}
+    assert {name: sum(n.op == "contract" for n in p.nodes) for name, p in found.items()} == {"wide": 1, "head": 0}
+
+
 FUSED = """<ir_version: 9, opset_import: ["" : 20]>
 g (float[ROWS,16] x, float[past,8] keys, float[past,8] values) => (float[all,8] allk, float[all,8] allv, float[ROWS,8] y) {
     qkv = MatMul(x, w) q, k, v = Split<axis = 1, num_outputs = 3>(qkv) KEYS VALUES

@@ -52,6 +52,13 @@ def divisions(draw: st.DrawFn, total: int) -> list[int]:
     return dims or [1]
 
 
+def turned(g: Graph, v: int, dim: int, size: int, at: int, count: int) -> int:
+    """A value of which `count` positions from `at` on are others."""
+    parts = [g.slice(v, dim, a, n) for a, n in ((0, at), (at, count), (at + count, size - at - count)) if n]
+    parts[at > 0] = g.map("neg", parts[at > 0])
+    return g.concat(parts, dim)
+
+
 @st.composite
 def views(draw: st.DrawFn) -> tuple[Graph, int]:
     """An input or two under chains of views, joined by elementwise operators, sums and products."""
@@ -60,7 +67,9 @@ def views(draw: st.DrawFn) -> tuple[Graph, int]:
     for _ in range(draw(st.integers(1, 6))):
         v = draw(st.sampled_from(known))
         dims = [value(e, {}) for e in g.dims(v)]
-        kind = draw(st.sampled_from(("reshape", "transpose", "slice", "concat", "expand", "sum", "square", "product")))
+        kind = draw(
+            st.sampled_from(("reshape", "transpose", "slice", "concat", "turn", "expand", "sum", "square", "product"))
+        )
         if kind == "reshape":
             known.append(g.reshape(v, divisions(draw, math.prod(dims))))
         elif kind == "transpose":
@@ -73,6 +82,10 @@ def views(draw: st.DrawFn) -> tuple[Graph, int]:
             known.append(g.slice(v, dim, start, count, step))
         elif kind == "concat":
             known.append(g.concat([v, g.map("neg", v)], draw(st.integers(0, len(dims) - 1))))
+        elif kind == "turn":
+            dim = draw(st.integers(0, len(dims) - 1))
+            unit = draw(st.sampled_from([d for d in range(1, dims[dim] + 1) if dims[dim] % d == 0]))
+            known.append(turned(g, v, dim, dims[dim], draw(st.integers(0, dims[dim] // unit - 1)) * unit, unit))
         elif kind == "expand":
             known.append(g.expand(g.reshape(v, (1, *dims)), (2, *dims)))
         elif kind == "sum":
@@ -101,6 +114,9 @@ EXPRESSIBLE: dict[str, Build] = {
     ),
     "heads repeated": lambda g, x, n: g.reshape(g.expand(g.reshape(x, (n, 2, 1, 4)), (n, 2, 3, 4)), (n, 24)),
     "halves exchanged": lambda g, x, n: g.concat([g.map("neg", g.slice(x, 1, 4, 4)), g.slice(x, 1, 0, 4)], 1),
+    "a part turned": lambda g, x, n: turned(g, x, 1, 8, 0, 2),
+    "the last part turned": lambda g, x, n: turned(g, x, 1, 8, 6, 2),
+    "a part between others turned": lambda g, x, n: turned(g, x, 1, 8, 4, 2),
     "every second element": lambda g, x, n: g.slice(x, 1, 1, 4, 2),
     "rows against rows": lambda g, x, n: g.contract(x, x, [0, 1], [2, 1], [0, 2]),
     "rows against rows by heads": lambda g, x, n: g.contract(
@@ -124,6 +140,7 @@ def test_views_of_exporters_are_expressible(name: str, rows: Extent) -> None:
         (lambda g, x, n: g.reshape(g.transpose(x, (1, 0)), (5, 8)), "no common refinement|straddle|cut"),
         (lambda g, x, n: g.map("mul", g.reshape(x, (4, 10)), g.reshape(x, (4, 10))), "no common refinement|cut"),
         (lambda g, x, n: g.concat([x, g.slice(x, 1, 0, 3)], 1), "across its joint"),
+        (lambda g, x, n: g.concat([g.map("neg", g.slice(x, 1, 0, 2)), g.slice(x, 1, 1, 6)], 1), "across its joint"),
         (lambda g, x, n: g.map("neg", g.opaque("TopK", [x], Tensor((5, 8), F32))), "operator TopK is not read"),
     ],
 )

@@ -179,22 +179,29 @@ MIRAGE_DEVICE void load_tile(TILE t, int thread, const typename TILE::T* any, in
 template <int THREADS, class TILE, class F>
 MIRAGE_DEVICE void read_tile(TILE t, int thread, int valid, F row) {
     constexpr int COUNT = TILE::OUTER * TILE::CHUNKS, EACH = (COUNT + THREADS - 1) / THREADS;
-#pragma unroll(EACH <= 8 ? EACH : 4)
-    for (int i = 0; i < EACH; ++i) {
-        const int k = i * THREADS + thread;
-        if (COUNT % THREADS != 0 && k >= COUNT) break;
-        const auto* const from = row(k / TILE::CHUNKS);
-        const int c = k % TILE::CHUNKS;
-        const int left = from != nullptr ? valid - TILE::VEC * c : 0;
-        alignas(16) typename TILE::T x[TILE::VEC] = {};
-        if (left >= TILE::VEC) {
-            *reinterpret_cast<int4*>(x) = *reinterpret_cast<const int4*>(from + TILE::VEC * c);
-        } else {
+    constexpr int AT_ONCE = EACH <= 8 ? EACH : 4;
+#pragma unroll 1
+    for (int begin = 0; begin < EACH; begin += AT_ONCE) {
+        alignas(16) typename TILE::T x[AT_ONCE][TILE::VEC] = {};
 #pragma unroll
-            for (int e = 0; e < TILE::VEC; ++e)
-                if (e < left) x[e] = from[TILE::VEC * c + e];
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int k = (begin + i) * THREADS + thread, c = k % TILE::CHUNKS;
+            const auto* const from = k < COUNT ? row(k / TILE::CHUNKS) : nullptr;
+            const int left = from != nullptr ? valid - TILE::VEC * c : 0;
+            if (left >= TILE::VEC) {
+                *reinterpret_cast<int4*>(x[i]) = *reinterpret_cast<const int4*>(from + TILE::VEC * c);
+            } else {
+#pragma unroll
+                for (int e = 0; e < TILE::VEC; ++e)
+                    if (e < left) x[i][e] = from[TILE::VEC * c + e];
+            }
         }
-        *reinterpret_cast<int4*>(t.chunk(k / TILE::CHUNKS, c)) = *reinterpret_cast<const int4*>(x);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {  // behind all loads, which no store may come between
+            const int k = (begin + i) * THREADS + thread;
+            if (COUNT % THREADS != 0 && k >= COUNT) break;
+            *reinterpret_cast<int4*>(t.chunk(k / TILE::CHUNKS, k % TILE::CHUNKS)) = *reinterpret_cast<const int4*>(x[i]);
+        }
     }
 }
 
