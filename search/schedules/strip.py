@@ -202,10 +202,10 @@ def _packed(program: Program, graph: BlockGraph, columns: Collection[str]) -> Ma
 
 def _check_aligned(program: Program, graph: BlockGraph) -> None:
     """Raises Refused where an operand cannot be copied in whole chunks."""
-    axes = graph.axes_of(program)
+    axes, made = graph.axes_of(program), made_of_products(graph)
     operands = {i for o in products(graph) for i in o.inputs}
     for o in reversed(graph.ops):  # what is stored like an operand that is computed of it is copied in chunks as well
-        if o.op == "thread" and o.name in operands:
+        if o.op == "thread" and o.name in operands - made:
             operands.update(i for i in o.inputs if axes[i] == axes[o.name])
     for o in graph.ops:
         if o.op != "load" or o.name not in operands:

@@ -98,8 +98,8 @@ def _attention(
     elif masked == "cap":
         scores = compose.soft_cap(g, scores, 3.0)
     elif masked:
-        shape = (queries, keys) if masked in ("boolean", "additive") else (1, keys)
-        scores = compose.attention_mask(g, scores, g.input("mask", shape, t if masked in ("additive", "row") else BOOL))
+        shape = {"row": (1, keys), "heads": (2, 1, keys)}.get(masked, (queries, keys))
+        scores = compose.attention_mask(g, scores, g.input("mask", shape, BOOL if masked == "boolean" else t))
     return [compose.matmul(g, compose.softmax(g, scores, [2]), v)]
 
 
@@ -189,6 +189,7 @@ NAMED: dict[str, Build] = {
     "grouped_qknorm": lambda g, t: _grouped(g, t, normal=True),
     "mla": _mla,
     "mla_wide": lambda g, t: _mla(g, t, width=256),
+    "biased": lambda g, t: _attention(g, t, keys=75, queries=1, masked="heads"),
 }
 
 
