@@ -134,6 +134,27 @@ def _meet(same: Mapping[str, str], meetings: list[frozenset[str]]) -> bool:
     return any(x in axes and y in axes for x, y in same.items() for axes in meetings)
 
 
+def share_axes(p: Program) -> Program:
+    """The program with one axis for summed ones of equal extents that never meet, whatever they read: arrays have a dimension
+    for each axis, and not more than some."""
+    met: dict[str, set[str]] = {a.name: {a.name} for a in p.axes}
+    for together in _meetings(p):
+        for axis in together:
+            met[axis] |= together
+    free = {s.axis for o in p.outputs for s in o.access}
+    kept, new = list[Axis](), dict[str, str]()
+    for a in (a for a in p.axes if a.name not in free):
+        one = next((b.name for b in kept if b.extent == a.extent and b.name not in met[a.name]), None)
+        if one is None:
+            kept.append(a)
+            continue
+        new[a.name] = one
+        met[one] |= met[a.name]
+        for other in met[a.name]:
+            met[other] = met[other] | {one}
+    return rename_axes(p, new)
+
+
 # --- 2. axes that always stand side by side -----------------------------------------------------------------------------
 def fuse_axes(p: Program) -> Program:
     """Replace neighbours by one axis of the product of their extents, as often as possible."""

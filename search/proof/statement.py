@@ -36,7 +36,7 @@ from mirage_cli.lax.ir.program import REDUCTIONS, Node, Program, Slot, last_uses
 from mirage_cli.lax.normal import functions, hiding
 from mirage_cli.lax.normal.canonical import stabilise
 from mirage_cli.lax.normal.comparisons import decided
-from mirage_cli.lax.normal.identify import prune
+from mirage_cli.lax.normal.identify import prune, share_axes
 from mirage_cli.lax.normal.normalise import normalise
 from mirage_cli.lax.ops import QUOTIENTS
 from mirage_cli.search.proof.shrink import numbered, shrunk
@@ -234,7 +234,7 @@ def _differ(
     for symbols in sizes:
         own = [numbered(p, symbols) for p in pair]
         for number in range(len(own[0].outputs)):
-            one = [prune(replace(p, outputs=(p.outputs[number],), _axes_of={})) for p in own]
+            one = [share_axes(prune(replace(p, outputs=(p.outputs[number],), _axes_of={}))) for p in own]
             primes, reason = _affordable(one, f"{key} output {number} {sorted(symbols.items())}", fields, exact)
             if reason:
                 return primes, f"output {number}: {reason}"

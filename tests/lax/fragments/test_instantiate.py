@@ -18,6 +18,7 @@ from mirage_cli.lax.extents import Extent, product, symbol, value
 from mirage_cli.lax.ir.evaluate import evaluate_graph
 from mirage_cli.lax.ir.graph import Graph, Input, Tensor
 from mirage_cli.lax.ir.program import Program
+from mirage_cli.lax.normal.identify import share_axes
 from tests.lax.programs import in_floats, recorded, symbols_of
 
 SHAPES = ((2, 6), (4, 3), (2, 2, 3), (12,), (2, 3, 4))
@@ -39,6 +40,7 @@ def check(g: Graph, out: int) -> Program:
     (expected,) = evaluate_graph(graph, Float64(), arrays, symbols)
     found = in_floats(program, named, symbols)[0]
     assert np.allclose(found.reshape(expected.shape), expected)
+    assert np.array_equal(in_floats(share_axes(program), named, symbols)[0], found)
     return program
 
 

@@ -47,6 +47,19 @@ def test_normal_forms_are_what_their_steps_state(drawn: tuple[Graph, int]) -> No
     assert found.log2_bound <= -40 or not found.passed
 
 
+def test_each_of_many_sums_has_an_axis_of_its_own() -> None:
+    """As steps state them; arrays have no more than 32 dimensions."""
+    g, products = Graph(), 36
+    x = total = g.input("x", (2, 3), F32)
+    for k in range(products):
+        total = g.map("add", total, compose.matmul(g, x, g.input(f"w{k}", (3, 3), F32)))
+    stated, program = pair(g, total)
+    assert len(stated.axes) > products
+    assert prove_statement(stated, program, "a").passed
+    fewer = replace(stated, outputs=(replace(stated.outputs[0], value=stated.nodes[-2].name),), _axes_of={})
+    assert not prove_statement(fewer, program, "a").passed
+
+
 def changes(p: Program) -> Iterator[Program]:
     """Programs with one node changed."""
     for k, n in enumerate(p.nodes):
