@@ -51,6 +51,7 @@ class Facts:
         self.stored: set[int] = set()
         self._light: dict[int, bool] = {}
         self._reduced: dict[int, bool] = {}
+        self._apart: dict[int, bool] = {}
         self._single: dict[int, bool] = {}
         self._ways: tuple[dict[int, int], list[int], list[int]] | None = None
         self._readers: dict[int, list[int]] = {}
@@ -137,8 +138,26 @@ class Facts:
 
     # --- concatenations -------------------------------------------------------------------------------------------------
     def unequal(self, v: int) -> bool:
-        """True if a value is a concatenation of unequal parts, which no index tells apart (`Graph.unit`)."""
-        return isinstance(self.step(v), g.Concat) and self.graph.unit(v) is None
+        """True if a value is a concatenation of unequal parts that no program reads as one: no index tells them apart
+        (`Graph.unit`), or they are normalised here, which would be done once for each."""
+        step = self.step(v)
+        if not isinstance(step, g.Concat) or len({self.graph.dims(i)[step.dim] for i in self.graph.inputs[v]}) == 1:
+            return False
+        if v not in self._apart:
+            self._apart[v] = self.graph.unit(v) is None or self._reduced_here(v)
+        return self._apart[v]
+
+    def _reduced_here(self, v: int) -> bool:
+        """True if something is summed between products and a value."""
+        seen, todo = {v}, [v]
+        while todo:
+            x = todo.pop()
+            if isinstance(self.step(x), g.Reduce):
+                return True
+            more = set() if self.is_contraction(x) else {*self.graph.inputs[x]} - seen
+            seen |= more
+            todo += more
+        return False
 
     def kept(self, v: int) -> bool:
         """True if a value is stored whatever fragments there are: a result, or a part of a concatenation of unequal ones."""

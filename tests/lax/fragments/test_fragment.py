@@ -348,17 +348,26 @@ def test_keys_are_turned_where_they_are_computed(rows: str, end: str, products: 
     assert {name: sum(n.op == "contract" for n in p.nodes) for name, p in found.items()} == products
 
 
-def test_keys_of_which_a_part_is_turned_are_multiplied_once() -> None:
-    """Of such a head more than there is would be multiplied: it is turned by a fragment of its own, whole."""
-    part = TURNED.replace("ROWS", "1").replace(",8] cache", ",16] cache").replace("all,8", "all,16")
-    part = part.replace("k = MatMul(x, w)", "wide = MatMul(x, w) k = Slice(wide, zero, eight, one)")
-    end = "rest = Slice(wide, eight, sixteen, one) head = Concat<axis = 1>(turned, rest) y = Concat<axis = 0>(cache, head)"
-    proto = onnx.parser.parse_model(part.replace("END", end))
-    proto.graph.initializer.append(numpy_helper.from_array(np.eye(16, dtype=np.float32) + 1, "w"))
-    for name, at in {"zero": 0, "one": 1, "four": 4, "eight": 8, "sixteen": 16}.items():
+@pytest.mark.parametrize(
+    ("normal", "products"),
+    [
+        ("Identity(product)", {"product": 1, "head": 0}),
+        ("Div(product, mean)", {"product": 1, "wide": 0, "turned": 0}),
+    ],
+)
+def test_keys_of_which_a_part_is_turned_are_multiplied_once(normal: str, products: dict[str, int]) -> None:
+    """Of such a head more than there is would be multiplied: it is turned by a fragment of its own, whole, but where it is
+    normalised in front of that."""
+    text = TURNED.replace("ROWS", "1").replace(",8] cache", ",24] cache").replace("all,8", "all,24")
+    square = "square = Mul(product, product) mean = ReduceMean<keepdims = 1>(square, one)"
+    wide = f"product = MatMul(x, w) {square} wide = {normal} k = Slice(wide, zero, eight, one)"
+    end = "rest = Slice(wide, eight, end, one) head = Concat<axis = 1>(turned, rest) y = Concat<axis = 0>(cache, head)"
+    proto = onnx.parser.parse_model(text.replace("k = MatMul(x, w)", wide).replace("END", end))
+    proto.graph.initializer.append(numpy_helper.from_array(np.random.default_rng(0).random((16, 24), np.float32), "w"))
+    for name, at in {"zero": 0, "one": 1, "four": 4, "eight": 8, "end": 24}.items():
         proto.graph.initializer.append(numpy_helper.from_array(np.array([at]), name))
     found = {f.program.outputs[0].name: f.program for f in parts_of_proto(proto).fragments}
-    assert {name: sum(n.op == "contract" for n in p.nodes) for name, p in found.items()} == {"wide": 1, "head": 0}
+    assert {name: sum(n.op == "contract" for n in p.nodes) for name, p in found.items()} == products
 
 
 FUSED = """<ir_version: 9, opset_import: ["" : 20]>
