@@ -139,9 +139,8 @@ class Kernel:
     headers: tuple[str, ...] = ()
     workspace: int = 0
     setup: Callable[[ir.Expression], Sequence[ir.Statement]] = field(default=lambda _: ())
-    shared: tuple[
-        tuple[ir.Type, ...], ...
-    ] = ()  #: operands of functions that a library compiles once for all its kernels
+    #: operands of functions that a library compiles once for all its kernels
+    shared: tuple[tuple[ir.Type, ...], ...] = ()
 
 
 FAILED = k.when(
