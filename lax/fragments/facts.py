@@ -149,15 +149,8 @@ class Facts:
 
     def _reduced_here(self, v: int) -> bool:
         """True if something is summed between products and a value."""
-        seen, todo = {v}, [v]
-        while todo:
-            x = todo.pop()
-            if isinstance(self.step(x), g.Reduce):
-                return True
-            more = set() if self.is_contraction(x) else {*self.graph.inputs[x]} - seen
-            seen |= more
-            todo += more
-        return False
+        products = filter(self.is_contraction, range(len(self.graph.steps)))
+        return any(isinstance(self.step(x), g.Reduce) for x in self.graph.cone([v], products))
 
     def kept(self, v: int) -> bool:
         """True if a value is stored whatever fragments there are: a result, or a part of a concatenation of unequal ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from mirage_cli.codegen.strip.base import EACH_GROUP, ONE, SHOWN, Leaf, array
+from mirage_cli.codegen.strip.base import EACH_GROUP, ONE, SHOWN, Leaf
 from mirage_cli.codegen.strip.columns import MATRIX_TYPES, StripColumns, permuted
 from mirage_cli.codegen.strip.values import SWIZZLED, Matrix, OperandTile, RowVector, Vector, padded
 from mirage_cli.codegen.terms.expressions import SYNC, ZERO, Lets
@@ -84,7 +84,7 @@ class StripLoop(StripColumns):
 
     def summed_early(self, o: BlockOp, v: Vector, e: Expr, summed: Sizes) -> list[ir.Statement]:
         """The statements of such a sum, once it is known which tiles there are."""
-        kept, out, read = v.axes, Lets(), dict[str, OperandTile]()
+        kept, out, read = v.axes, Lets(), dict[str, tuple[OperandTile, ir.Value, ir.Value]]()
 
         def element(value: str) -> ir.Expression | None:
             tile = self.copied(value, PROLOGUE)
@@ -95,7 +95,7 @@ class StripLoop(StripColumns):
                 or count(summed) % (CHUNK // tile.dtype.bytes)
             ):
                 return self.tile_element(value, PROLOGUE)
-            read[value] = tile
+            read[value] = tile, self.vector_index(tile.outer), "first"
             return k.name(f"{value}_part")["e"]
 
         inside = self.inside([a for a, _ in (*kept, *summed)], PROLOGUE)
@@ -104,12 +104,9 @@ class StripLoop(StripColumns):
         kind = "StripSum" if o.op == "sum" else "StripMax"
         none = k.call(f"{kind}::none")
         value = k.select(guard, value, none) if guard else value
-        chunk = max((CHUNK // t.dtype.bytes for t in read.values()), default=1)
+        chunk = max((CHUNK // t.dtype.bytes for t, *_ in read.values()), default=1)
         if read:  # elements that lie side by side are read at once
-            body: list[ir.Statement] = [k.let("int", "first", k.name("k") * chunk)]
-            for name, tile in read.items():
-                place = self.held(tile), self.vector_index(tile.outer), "first"
-                body += [array(f"{name}_part", chunk), k.run("tile_floats", f"{name}_part", *place)]
+            body = [k.let("int", "first", k.name("k") * chunk), *self.parts_read(read, chunk)]
             joined = k.assign("total", k.call(f"{kind}::join", "total", value))
             each = (*decode(summed, k.name("first") + "e"), *out.statements, joined)
             total = k.name("total")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mirage_cli.codegen.strip.base import EACH_GROUP, SHOWN, StripBase, array
 from mirage_cli.codegen.strip.values import CHUNK, SWIZZLED, OperandTile, TileSum, Vector, padded
@@ -267,15 +267,23 @@ class StripTiles(StripBase):
         value = k.select(guard, value, ZERO) if guard else value
         inner = self.clamped(AT, t.inner, t.n_inner)
         statements = [*decode(t.outer, self.clamped("o", t.outer, t.n_outer)), array("made", t.vector)]
-        for name, (tile, *place) in read.items():
-            part = f"{name}_part"
-            statements += [array(part, t.vector), k.run("tile_floats", part, self.held(tile), *place)]
+        statements += self.parts_read(read, t.vector)
         body = (*decode(t.inner, inner), *out.statements, k.assign(k.name("made")["e"], value))
         return [
             *statements,
             k.loop("e", t.vector, *body, unroll=k.UNROLL),
             k.run("put_vector", self.chunk(t), "made"),
         ]
+
+    def parts_read(
+        self, read: Mapping[str, tuple[OperandTile, ir.Value, ir.Value]], size: ir.Value
+    ) -> list[ir.Statement]:
+        """Statements that read so many elements of inputs, which lie side by side in a row of a tile, at once."""
+        statements: list[ir.Statement] = []
+        for name, (tile, *place) in read.items():
+            part = f"{name}_part"
+            statements += [array(part, size), k.run("tile_floats", part, self.held(tile), *place)]
+        return statements
 
     def chunk(self, t: OperandTile) -> ir.Call:
         """The chunk of row `o` that begins at `first`."""
